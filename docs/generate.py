@@ -1,8 +1,8 @@
 """Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
 
 In `recommend.md`, a guide, and in `map.md` the part between two marks is written. `names.json` of the command line has
-the names that its help and its completion show, so that these need no torch. With ``--check``, say which of these is
-out of date.
+the names and sentences that its help and its completion show, so that these need no torch. With ``--check``, say which
+of these is out of date.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from os.path import normpath
 from pathlib import Path
+from typing import Any
 
 import click
 
-from netkin.cli import cli, commands
-from netkin.cli.options import grouped_options
+import netkin as nk
 from netkin.measures import Measure, measures
 
 FOLDER = Path(__file__).parent
@@ -107,11 +108,15 @@ def bounds(measure: Measure) -> str:
 
 def page_of_commands() -> str:
     """Return the text of `docs/cli.md`."""
+    from netkin.cli import cli, commands  # which read names.json, written before
+
     return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in commands().items())
 
 
 def command(name: str, one: click.Command) -> str:
     """Return a command's own part: what it does, its usage, its options and its example."""
+    from netkin.cli.options import grouped_options
+
     context = click.Context(one, info_name=f"netkin {name}")
     usage = " ".join([context.command_path, *one.collect_usage_pieces(context)])
     tables = "".join(option_table(*group) for group in grouped_options(one, context).items())
@@ -260,13 +265,18 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
+CALLS = (nk.recommend, nk.task2vec, nk.task_similarity)  # whose keywords are options of commands
+ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
+
+
 def names_of_the_library() -> str:
-    """Return the names that the command line shows, as they are registered in the library."""
+    """Return what the command line shows of the library: names that are registered, and options of functions."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
+    from netkin.applications.transfer.task_similarity import SCORES as TASK_SCORES
     from netkin.comparing.engines import ENGINES
     from netkin.representations.shapes import SHAPES
     from netkin.sources.architectures import ARCHITECTURES
@@ -277,11 +287,23 @@ def names_of_the_library() -> str:
     kinds = {
         "networks": ARCHITECTURES, "data": NAMED, "shapes": SHAPES, "measures": sorted(ours), "engines": ENGINES,
         "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
+        "task scores": TASK_SCORES,
         "algorithms": ALGORITHMS, "coefficients": SOURCES, "deals": DEALS, "learners": LEARNERS,
     }  # fmt: skip
     lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
     lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']
+    options = [f"{json.dumps(call.__name__)}: {json.dumps(options_of(call), ensure_ascii=False)}" for call in CALLS]
+    lines += ['"options": {\n  ' + ",\n  ".join(options) + "\n }"]
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def options_of(call: Callable[..., Any]) -> dict[str, list[Any]]:
+    """Return the default and the sentence of each keyword of a function, for its command."""
+    described = (inspect.getdoc(call) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    sentences = {name: " ".join(text.split()) for name, text in re.findall(ARGUMENT, described, re.MULTILINE)}
+    keywords = [one for one in inspect.signature(call).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    plain = [one for one in keywords if one.default is None or isinstance(one.default, bool | int | float | str)]
+    return {one.name: [one.default, sentences[one.name]] for one in plain}
 
 
 PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from netkin.errors import SourceError
+from netkin.jobs import beside
 from netkin.sources import load_data
 from netkin.sources.architectures import BasicBlock, ConvNet, seeded, tiny10
 from netkin.sources.weights import load_weights
@@ -79,7 +81,10 @@ def whose(lab: Lab, *kinds: str) -> str:
     """Return in words whose networks these are."""
     own = [kind for kind in kinds if published(lab, f"{kind}/0")]
     made = [kind for kind in kinds if kind not in own]
-    words = [f"The {' and '.join(own)} networks are the paper's own, in pairs that share none." if own else ""]
+    apart = min((KINDS[kind].count // 2 for kind in own), default=0)
+    words = [
+        f"The {' and '.join(own)} networks are the paper's own; the first {apart} pairs share none." if own else ""
+    ]
     if made:
         recipe = lab.recipe(KINDS[made[0]].recipe).recipe
         words += [f"Trained here, {recipe.epochs} epochs: {', '.join(made)}; each network is in two of the pairs."]
@@ -119,9 +124,11 @@ def _train_together(lab: Lab, names: list[str]) -> None:
 
 
 def pairs(lab: Lab, kind: str, count: int) -> list[tuple[str, str]]:
-    """Return ordered pairs of networks: of the authors' many those that share none, else each with the next one."""
+    """Return ordered pairs of networks, each with the next one; of the authors' first those that share none."""
     if published(lab, f"{kind}/0"):
-        return [(f"{kind}/{2 * k}", f"{kind}/{2 * k + 1}") for k in range(min(count, KINDS[kind].count // 2))]
+        total = KINDS[kind].count
+        firsts = [*range(0, total, 2), *range(1, total, 2)][:count]
+        return [(f"{kind}/{k}", f"{kind}/{(k + 1) % total}") for k in firsts]
     names = [f"{kind}/{seed}" for seed in range(max(2, count))]
     train_all(lab, names)
     return [(names[k], names[(k + 1) % len(names)]) for k in range(count)]
@@ -208,6 +215,7 @@ def _trained_file(lab: Lab, name: str) -> Path:
         train(model, data.train, _recipe(lab, kind), test=data.test, seed=seed, save=saved)
         keep_weights(path, model.state_dict())
         unfinished.unlink(missing_ok=True)
+        shutil.rmtree(beside(unfinished), ignore_errors=True)  # the job, whose work is kept now
     return path
 
 

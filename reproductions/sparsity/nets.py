@@ -7,7 +7,7 @@ pairs by seed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from reproductions.laboratory import Images, Lab
 
 SEEDS = {"cpu": 3, "gpu": 5}  # of what is compared with β = 0 on test images
 HELD_OUT = {"cpu": 1_000, "gpu": 5_000}  # training images on which strengths are chosen, the last ones
-PROBES = {"cpu": 200, "gpu": 1_000}  # test images on which layers are compared
+PROBES = {"cpu": 200, "gpu": 1_000}  # test images, or held-out ones, on which layers are compared
 SEARCH = 1_000  # the seed of networks that choose a strength, which no claim reports
 STRENGTHS = {  # as many trials for each: β of Table 2; of a mean over pairs β is larger; weight decay
     "stage": (1e-4, 8e-4, 2e-3, 1e-2),
@@ -75,7 +75,16 @@ class Choice(NamedTuple):
         return f"{self.strength:g} ({listed})"
 
 
-_KNOWN: WeakKeyDictionary[Lab, dict[Case, Found]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Lab, dict[tuple[str, Any], Found]] = WeakKeyDictionary()
+
+
+def once(lab: Lab, work: Callable[[Lab, Any], Found], tasks: Iterable[Any]) -> dict[Any, Found]:
+    """Return ``work(lab, task)`` by task; what another claim has asked for is not done again."""
+    tasks, known = list(dict.fromkeys(tasks)), _KNOWN.setdefault(lab, {})
+    missing = [task for task in tasks if (work.__name__, task) not in known]
+    made = zip(missing, lab.over(work, missing, keep=True), strict=True)
+    known.update({(work.__name__, task): found for task, found in made})
+    return {task: known[work.__name__, task] for task in tasks}
 
 
 def measured(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
@@ -83,10 +92,7 @@ def measured(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
     cases = list(dict.fromkeys(cases))
     for case in cases:  # so that the record names them
         lab.recipe(case.net), lab.images_of(case.of)
-    known = _KNOWN.setdefault(lab, {})
-    missing = [case for case in cases if case not in known]
-    known.update(zip(missing, lab.over(trained, missing, keep=True), strict=True))
-    return {case: known[case] for case in cases}
+    return once(lab, trained, cases)
 
 
 def measured_whole(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
@@ -147,7 +153,7 @@ def trained(lab: Lab, case: Case) -> Found:
         "seconds": sum(record["seconds"] for record in history),
         "failed": "",
     }
-    return found if case.held_out else found | looked_at(model, images.test_images[: PROBES[lab.scale]])
+    return found | looked_at(model, test[0][: PROBES[lab.scale]])
 
 
 def looked_at(model: nn.Module, probes: Tensor) -> Found:

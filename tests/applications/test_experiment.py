@@ -8,14 +8,21 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
-from netkin.errors import InvalidValue, UnknownName
+from netkin.applications.stitching.request import StitchRequest, SweepOptions
+from netkin.comparing.spec import declarations
+from netkin.errors import FileError, InvalidValue, UnknownName
 
-CALLS = [nk.recommend]
+CALLS = [nk.recommend, nk.stitch, nk.stitch_all, nk.stitch_many, nk.explain_stitch]
+KEYWORDS = {ExperimentOptions: (Experiment, ""), SweepOptions: (StitchRequest, "test transform forward")}
 
 
-def test_type_checkers_are_told_what_is_declared():
-    given = {name: getattr(hint, "__forward_arg__", hint) for name, hint in ExperimentOptions.__annotations__.items()}
-    assert given == {name: option.type for name, option in DECLARED.items()}
+@pytest.mark.parametrize("keywords", KEYWORDS)
+def test_type_checkers_are_told_what_is_declared(keywords):
+    declared, (kind, without) = {}, KEYWORDS[keywords]
+    for name, option in declarations(kind).items():
+        declared |= {} if name in without.split() else {name: option.type}
+    hints = keywords.__annotations__.items()
+    assert {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints} == declared
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
@@ -59,3 +66,32 @@ def test_models_are_named_by_a_mapping_or_by_their_own_names():
     model = nn.Linear(2, 2)
     assert named_models({"a": model}) == {"a": model}
     assert named_models(["netkin:digits"]) == {"netkin:digits": "netkin:digits"}
+
+
+def test_a_result_that_may_not_be_written_over_is_refused_when_the_experiment_is_made(tmp_path):
+    (tmp_path / "there.netkin").write_text("a result")
+    with pytest.raises(FileError, match="overwrite"):
+        Experiment(models={"a": nn.Linear(2, 2)}, save=tmp_path / "there.netkin")
+
+
+def test_finished_parts_are_kept_beside_the_place_to_save_and_belong_to_the_models(tmp_path):
+    model, computed = nn.Linear(2, 2), []
+    path = tmp_path / "sum.netkin"
+
+    def part_of(model):
+        experiment = Experiment(models={"a": model}, save=path)
+        with experiment.job("sum", lambda: experiment.identity) as job:
+            return job.part("weights", lambda: computed.append(1) or {"sum": model.weight.sum().item()}).values
+
+    assert part_of(model) == part_of(model)
+    assert len(computed) == 1
+    with torch.no_grad():
+        model.weight += 1
+    with pytest.raises(FileError, match="differs in weights of 'a'"):
+        part_of(model)
+
+
+def test_without_a_place_nothing_is_identified():
+    experiment = Experiment(models={"a": nn.Linear(2, 2)})
+    with experiment.job("sum", lambda: pytest.fail("the identity was read")) as job:
+        assert job.part("one", lambda: {"value": 1}).values == {"value": 1}

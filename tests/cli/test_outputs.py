@@ -1,5 +1,6 @@
 """What commands read and write: nothing is overwritten by surprise, and the numbers are never lost."""
 
+import csv
 import json
 import os
 import re
@@ -200,9 +201,9 @@ def test_the_demo_destroys_no_file_of_its_folder(netkin, tmp_path):
 
 
 def test_one_file_for_two_outputs_is_refused(netkin, place):
-    result = netkin(f"compare {PASS} --report ab.html --out ./ab.html")
+    result = netkin(f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --out ab.netkin --map ./ab.netkin")
     assert result.exit_code == 2
-    assert "--out and --report both name ab.html; give each its own file." in " ".join(result.stderr.split())
+    assert "--out and --map both name ab.netkin; give each its own file." in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -298,3 +299,47 @@ def test_the_plan_of_several_models_says_which_have_random_weights(netkin):
     assert result.stderr.splitlines() == [f"warning: {remark}" for remark in said]
     assert "random" not in result.stdout
     assert json.loads(netkin(f"{line} --json").stdout)["warnings"] == said
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"compare {PASS} --out ab.csv", "give 'ab.csv' to --csv; --out writes netkin's own format, as in ab.netkin."),
+        (f"compare {PASS} --out ab.html", "give 'ab.html' to --report"),
+        (f"compare {PASS} --out ab.png", "give 'ab.png' to --figure"),
+        (f"compare {PASS} --out ab.json", "--json prints JSON; --out writes"),
+        (f"collect {PASS} --out ab.html", "--out writes netkin's own format, as in ab.netkin; got 'ab.html'."),
+        (f"compare {PASS} --csv ab.html", "a table's name ends in .csv; got 'ab.html'."),
+    ],
+)
+def test_a_name_of_another_kind_of_file_is_refused_with_the_option_that_writes_it(netkin, line, words):
+    result = netkin(line)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in " ".join(result.stderr.split())
+
+
+CSV = {
+    "compare": (f"compare {PASS}", "model_a,model_b,measure,layer_a,layer_b,value,error,low,high,reason"),
+    "dynamics": (RUN, "step,measure,layer_a,layer_b,value,error,low,high,reason"),
+    "recommend": (
+        f"recommend {MODEL} --data digits:test --examples 40 --no-errors",
+        "model,score,value,error,behind,behind_error,clear,reason",
+    ),
+    "sparsity": (f"sparsity {MODEL}", "network,layer,kind,weights,left,zeros,sparsity,rms"),
+    "compress": (
+        f"compress {MODEL} --layer fc --k 4 --data digits:train --examples 200",
+        "layer,kind,width,kept,parameters_before,parameters_after,multiply_adds_before,multiply_adds_after,variance,"
+        "accuracy,notes",
+    ),
+    "federate": (f"federate {MODEL} {CLIENTS}", "client,examples,accuracy,asked,counted"),
+    "continual": (f"continual {MODEL} {TASKS}", "method,seed,after,task,accuracy"),
+}
+
+
+@pytest.mark.parametrize("name", CSV)
+def test_every_result_can_be_written_as_one_table(netkin, place, name):
+    line, head = CSV[name]
+    assert netkin(f"{line} --csv all.csv").exit_code == 0
+    first, *rows = csv.reader(Path("all.csv").read_text(encoding="utf-8").splitlines())
+    assert first == head.split(",")
+    assert {len(row) for row in rows} == {len(first)}

@@ -309,3 +309,28 @@ def test_a_job_whose_folder_is_deleted_when_it_ends_is_done(netkin, tmp_path, mo
     found = netkin(f"jobs watch {tmp_path / 'job'}")
     assert found.exit_code == 0, found.stderr
     assert found.stdout.endswith("claim, done, 3 of 3 tasks\n")
+
+
+@pytest.mark.usefixtures("saved")
+def test_two_results_are_set_side_by_side(netkin):
+    assert (
+        netkin('compare netkin:digits --data digits:test --examples 90 --layers "relu*" --out few.netkin').exit_code
+        == 0
+    )
+    shown = netkin("show ab.netkin few.netkin")
+    assert shown.stdout.startswith("ab.netkin → few.netkin: comparison\n\ncka: 16 numbers in both, largest difference")
+    assert "examples: 360 → 90" in shown.stdout
+    document = json.loads(netkin("show ab.netkin few.netkin --json").stdout)
+    assert len(document["changes"]) == 16
+    assert document["facts"]["examples"] == {"old": 360, "new": 90}
+
+
+@pytest.mark.usefixtures("saved")
+def test_the_numbers_of_a_file_are_written_as_a_table(netkin):
+    pandas = pytest.importorskip("pandas")
+    assert netkin("show ab.netkin --csv ab.csv").stderr == "numbers in ab.csv\n"
+    frame = pandas.read_csv("ab.csv")
+    assert list(frame.columns[:5]) == ["model_a", "model_b", "measure", "layer_a", "layer_b"]
+    table = nk.load("ab.netkin")["cka"]
+    assert all(table[row.layer_a, row.layer_b] == row.value for row in frame.itertuples())
+    assert "give --overwrite" in netkin("show ab.netkin --csv ab.csv").stderr

@@ -161,8 +161,8 @@ def test_an_installed_package_reaches_the_command_line(tmp_path):
         f"import sys; sys.path[:0] = [{str(site)!r}, {str(TESTS.parent / 'src')!r}]\n"
         "from netkin.cli import cli\n"
         "options = '--data digits:test --measure sign_agreement --measure kernel_cosine --layers fc --json'.split()\n"
-        "for command in ('compare', 'explain'):\n"
-        "    cli([command, 'netkin:digits', 'netkin:digits', *options], standalone_mode=False)\n"
+        "for extra in ([], ['--plan']):\n"
+        "    cli(['compare', 'netkin:digits', 'netkin:digits', *options, *extra], standalone_mode=False)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     start = run.stdout.index("\n{") + 1

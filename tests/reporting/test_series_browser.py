@@ -27,9 +27,9 @@ def cells(page):
 
 
 def told(series, step, measure="svcca"):
-    """What the cells show: two decimals of the four that the page holds."""
+    """What the cells show: two decimals."""
     values = series[step][measure].values
-    return [["–" if np.isnan(v) else f"{float(number(v)):.2f}" for v in row] for row in values]
+    return [["–" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values]
 
 
 def wait_for(page, selector, text, seconds=8):

@@ -46,3 +46,16 @@ def test_compression(lab, monkeypatch):
     assert line[0] - line[-1] == pytest.approx(measured[compression.LOST])
     control = found.curves["Test accuracy, compressed one after the other"]["against a network before training"]
     assert control[0] - control[-1] == pytest.approx(found.controls[compression.LOST].value)
+
+
+@pytest.mark.slow
+def test_compression_by_directions(lab, monkeypatch):
+    monkeypatch.setitem(compression.NETS, "cpu", 2)
+    found = compression.compression_by_directions(lab)
+    ours, control = (some[compression.LOST_BY_DIRECTIONS].value for some in (found.measured, found.controls))
+    gap = found.measured[f"{compression.LOST_BY_DIRECTIONS}, less than against a network before training"].value
+    assert gap == pytest.approx(control - ours)
+    by_parameters = compression.compression(lab).measured
+    assert ours == pytest.approx(by_parameters["test accuracy lost at 0.35 of the width"].value)
+    share = by_parameters["share of the parameters at 0.35 of the width"].value
+    assert found.measured["share of the parameters"].value == pytest.approx(share)

@@ -78,7 +78,7 @@ def test_a_claim_gets_the_same_start_of_a_network_while_its_recipes_are_noted(la
 def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, monkeypatch):
     whole = lab.trained("convnet", 0)
     again = Lab("cpu", cache=tmp_path / "elsewhere")
-    update = loop._Training._update
+    update = loop.Loop._update
 
     def killed(self, batch):
         if self.step == again.total_steps("convnet") * 3 // 4:
@@ -86,7 +86,7 @@ def test_a_killed_training_goes_on_and_ends_at_the_same_weights(lab, tmp_path, m
         update(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Training, "_update", killed)
+        patch.setattr(loop.Loop, "_update", killed)
         with pytest.raises(KeyboardInterrupt):
             again.trained("convnet", 0)
     resumed = again.trained("convnet", 0)

@@ -336,7 +336,7 @@ def test_the_authors_networks_are_asked_for_by_name(lab, tmp_path):
     own = Lab("cpu", data=tmp_path, checkpoints=tmp_path)
     assert nets.published(own, "tiny10/0")
     assert not nets.published(own, "resnet20w1/0")
-    assert nets.whose(own, "tiny10") == "The tiny10 networks are the paper's own, in pairs that share none."
+    assert nets.whose(own, "tiny10") == "The tiny10 networks are the paper's own; the first 6 pairs share none."
     assert nets.pairs(own, "tiny10", 9)[1:3] == [("tiny10/2", "tiny10/3"), ("tiny10/4", "tiny10/5")]
     assert not nets.published(SimpleNamespace(data=None, checkpoints=tmp_path), "tiny10/0")
 

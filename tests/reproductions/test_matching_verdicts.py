@@ -65,6 +65,31 @@ def _worth(share):
 
 
 @pytest.mark.parametrize(
+    "ours, control, judgement",
+    [
+        ((0.97, 0.98, 0.99), 0.5, "holds"),
+        ((0.80, 0.81, 0.79), 0.5, "does not hold"),
+        ((0.97, 0.98, 0.99), 1.1, "does not hold"),  # an untrained first network does as well
+        ((0.97, 0.80, 0.95), 0.5, "undecided"),
+    ],
+)
+def test_task_loss_from_least_squares_must_be_better_than_least_squares(lab, monkeypatch, ours, control, judgement):
+    def sweep(shares):
+        return sweeps.Sweep({"x": [_worth(share) for share in shares], "y": [_worth(share) for share in shares]})
+
+    ways = {"least_squares": sweep((0.9, 0.9, 0.91)), "task_loss": sweep(ours)}
+    ways["from an untrained network"] = sweep([control, control, control + 0.001])
+    monkeypatch.setattr(
+        sweeps, "sweeps", lambda lab, *asked: {kind: {w: ways[w] for w in asked} for kind in sweeps.NAMES}
+    )
+    monkeypatch.setattr(sweeps, "origin", lambda lab, *kinds: "made up")
+    found = sweeps.task_loss_from_least_squares(lab)
+    assert found.verdict == judgement
+    gain = np.mean(np.array(ours) - [0.9, 0.9, 0.91])
+    assert found.measured[f"Tiny-10: {sweeps.GAIN_FROM_DIRECT}"].value == pytest.approx(gain)
+
+
+@pytest.mark.parametrize(
     "slopes, rise, judgement",
     [
         ((0, 0, 0), 0.1, "holds"),

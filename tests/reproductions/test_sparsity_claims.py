@@ -17,7 +17,16 @@ from netkin.training import Recipe, accuracy, train
 from reproductions import laboratory
 from reproductions.claims import Measured, named
 from reproductions.laboratory import Images, Lab, Network
-from reproductions.sparsity import ablation, concentration, dropped_tokens, nets, pretraining, sparse_training, tickets
+from reproductions.sparsity import (
+    ablation,
+    concentration,
+    dropped_tokens,
+    lower_cka,
+    nets,
+    pretraining,
+    sparse_training,
+    tickets,
+)
 from reproductions.sparsity.nets import Case
 
 CLASSES = {"cifar10": 10, "cifar100": 20}
@@ -123,7 +132,11 @@ def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_
     case = Case(sparsity=0.25)
     first = nets.measured(lab, [case, case])
     assert json.loads(json.dumps(first[case])) == first[case]
-    monkeypatch.setattr(nets, "trained", None)
+
+    def trained(lab, case):
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(nets, "trained", trained)
     assert nets.measured(lab, [case]) == first
 
 
@@ -298,6 +311,35 @@ def test_dense_networks_are_compared_with_base_and_both_controls(lab, monkeypatc
     assert set(finding.controls) == {pretraining.GAIN, pretraining.SMALL}
 
 
+def test_beta_is_the_smallest_that_lowers_the_similarity_on_held_out_images(lab, monkeypatch):
+    fall = {0.0: 0.9, 0.1: 0.86, 0.3: 0.84, 1.0: 0.5}
+    monkeypatch.setitem(lower_cka.BETAS, "stage", (0.1, 0.3, 1.0))
+    asked = []
+
+    def trained(lab, case):
+        asked.append(case)
+        return {"accuracy": 0.5, "failed": "", "similarity": fall[case.strength]}
+
+    monkeypatch.setattr(nets, "trained", trained)
+    beta, words = lower_cka.lowering(with_sets(lab, lambda own: own), Case(), "stage")
+    assert (beta, words) == (0.3, "CKA-SR 0.3 (0: 0.900, 0.1: 0.860, 0.3: 0.840, 1: 0.500)")
+    assert {(case.held_out, case.seed) for case in asked} == {(True, nets.SEARCH)}
+    fall |= {0.3: 0.9, 1.0: 0.88}
+    assert lower_cka.lowering(with_sets(lab, lambda own: own), Case(), "stage")[0] == 1.0
+
+
+@pytest.mark.parametrize("name", ["pretraining", "random-sparse-training"])
+def test_the_similarity_of_layers_stands_beside_each_accuracy(lab, monkeypatch, name):
+    for arm, betas in lower_cka.BETAS.items():
+        monkeypatch.setitem(lower_cka.BETAS, arm, betas[-2:])
+    finding = checked(lab, f"sparsity/{name}-at-lower-cka")
+    accuracies = [words for words in finding.measured if words.endswith(": test accuracy, %")]
+    assert len(accuracies) >= 4
+    names = list(finding.measured)
+    for words in accuracies:
+        assert names[names.index(words) + 1] == words.replace("test accuracy, %", "interlayer `cka_debiased`")
+
+
 def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monkeypatch):
     monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
     monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
@@ -314,6 +356,30 @@ def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monk
     ]
     assert costs == sorted(costs, reverse=True)
     assert "steps=3" in finding.note
+
+
+def test_what_pretraining_and_two_readings_of_eq_13_add_is_taken_apart(lab, monkeypatch):
+    monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
+    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
+    finding = checked(lab, "sparsity/tokens-apart")
+    value = lambda words: finding.measured[f"{words}: test accuracy, %"].value  # noqa: E731
+    plain = value("plain, keep 0.7, predicted")
+    wanted = {
+        "CKA-SR alone": value("CKA-SR, keep 0.7, predicted") - plain,
+        "Eq. 13 alone": value("plain, keep 0.7, Eq. 13") - plain,
+        "Eq. 13 as printed, alone": value("plain, keep 0.7, Eq. 13 as printed") - plain,
+    }
+    assert {name: finding.measured[f"keep 0.7: {name}"].value for name in wanted} == pytest.approx(wanted)
+    random = value("random targets, keep 0.7, predicted")
+    assert finding.controls["keep 0.7: CKA-SR alone"].value == pytest.approx(random - plain)
+    assert len(finding.verdict.parts) == 6
+
+
+def test_networks_that_two_claims_ask_for_are_trained_once(lab, monkeypatch):
+    work, calls = lambda lab, task: calls.append(task) or {"task": task}, []
+    assert nets.once(lab, work, [1, 2, 1]) == {1: {"task": 1}, 2: {"task": 2}}
+    assert list(nets.once(lab, work, [2, 3])) == [2, 3]
+    assert calls == [1, 2, 3]
 
 
 def test_tokens_dropped_at_random_are_the_same_for_a_seed(lab):
@@ -380,6 +446,32 @@ def test_random_targets_that_lower_similarity_as_much_leave_concentration_undeci
 
 def test_weight_decay_that_does_more_takes_the_gain_of_pretraining(lab, monkeypatch):
     assert verdict_of(lab, monkeypatch, pretraining.pretraining, stage=0.05, decay=0.1) == "holds in part"
+
+
+def falling(lab, monkeypatch, claim, similarity, accuracy):
+    """Return the verdict of a claim on networks whose term changes similarities and accuracies by so much."""
+
+    def trained(lab, case):
+        has_term, noise = case.arm in ("stage", "augmented"), Random(repr(case)).gauss(0, 1e-3)
+        own = {"accuracy": 0.5 + noise + accuracy * has_term, "seconds": 1.0, "failed": "", "small": 0.1}
+        return own | {"similarity": 0.9 + noise + similarity * has_term, "relatively small": 0.1 + noise}
+
+    monkeypatch.setattr(nets, "trained", trained)
+    return claim(with_sets(lab, lambda images: images)).verdict
+
+
+@pytest.mark.parametrize(
+    "similarity, accuracy, pretrained, sparse",
+    [
+        (-0.1, 0.05, "undecided", "holds"),  # shares of small weights are all the same
+        (-0.1, -0.05, "holds in part", "does not hold"),
+        (0.1, 0.05, "holds in part", "does not hold"),
+        (0.0, 0.05, "undecided", "undecided"),
+    ],
+)
+def test_accuracy_counts_only_where_the_similarity_falls(lab, monkeypatch, similarity, accuracy, pretrained, sparse):
+    assert falling(lab, monkeypatch, lower_cka.pretraining_at_lower_cka, similarity, accuracy) == pretrained
+    assert falling(lab, monkeypatch, lower_cka.random_sparse_training_at_lower_cka, similarity, accuracy) == sparse
 
 
 def test_samples_and_batches_need_more_than_random_targets(lab, monkeypatch):

@@ -1,22 +1,29 @@
-"""`Experiment`: the models, data, seed, device and progress that every application needs, each option declared once.
+"""`Experiment`: models, data, seed, device, a place to save and progress, declared once for all applications.
 
-An application adds its idea: what it asks of the models, and how it reads the answer. It knows no application.
+An application takes those options that it needs (`takes_options(without=..., declared=DECLARED)`) and adds its idea:
+what it asks of the models, and how it reads the answer. It runs borrowed models while they are lent (`lending`), and
+keeps what is finished in a job (`job`). This module knows no application.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
 from netkin.comparing.sides import on_device
-from netkin.comparing.spec import declarations, option
+from netkin.comparing.spec import declarations, option, run_option
 from netkin.errors import InvalidValue, UnknownName, require_at_least
-from netkin.progress import ProgressOption
+from netkin.identity import COMPARE, forms_by_name, state_noted, weights_digest
+from netkin.jobs import Identity, Job, refuse_output
+from netkin.progress import ProgressOption, showing
+from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import refuse_lazy
 from netkin.results.records import distinct
 from netkin.settings import random_states_kept
@@ -26,23 +33,36 @@ from netkin.sources.batches import sample
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Models and data, and how a call runs them.
+    """Models and data, how a call runs them, and where it keeps what is finished.
+
+    A result that may not be written is refused when the experiment is made, before any work.
 
     Args:
         models: models, or their names as `nk.load_model` takes them, by the names that results call them.
         data: a loader, an iterable of batches, or the name of data as `nk.load_data` takes it.
+
+    Example:
+        >>> experiment = Experiment(models={"model": (model := nn.Linear(2, 2))}, data=[torch.ones(3, 2)])
+        >>> with experiment.lending(model), experiment.job("example", lambda: experiment.identity) as job:
+        ...     part = job.part("sum", lambda: {"sum": float(sum(batch.sum() for batch in experiment.data))})
+        >>> part.values
+        {'sum': 6.0}
     """
 
     models: Mapping[str, nn.Module | str]
     data: Any = None
+    test: Any = option(None, "test data, in the same form as `data`.")
     examples: int | None = option(
         None, "how many examples to read: of data by name a sample drawn by `seed`, else the first."
     )
+    transform: Transform | None = option(None, "a function of the inputs.")
+    forward: Forward | None = option(None, "a function ``forward(model, batch)`` that runs a model.")
     seed: int = option(0, "seed for all that is drawn at random.")
-    device: torch.device | str | None = option(None, "where the models run; by default where they are.")
-    progress: ProgressOption = option(
-        None, "None for a bar in a terminal, False for nothing, or a function of (done, total, what)."
-    )
+    device: torch.device | str | None = run_option("device")
+    save: str | os.PathLike[str] | None = run_option("save")
+    overwrite: bool = run_option("overwrite")
+    partial: bool = run_option("partial")
+    progress: ProgressOption = run_option("progress")
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -51,18 +71,52 @@ class Experiment:
             require_at_least(1, examples=self.examples)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidValue(f"`seed` is a whole number; got {self.seed!r}.", argument="seed", value=self.seed)
+        refuse_output(self.save, overwrite=self.overwrite)
+
+    @property
+    def given_models(self) -> dict[str, nn.Module]:
+        """The models that were given as such, not by name."""
+        return {name: model for name, model in self.models.items() if isinstance(model, nn.Module)}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What finished parts depend on of the models: their weights, and what else decides what they compute."""
+        return {"weights": self.weights, "architecture": forms_by_name(self.given_models)}
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The digests of the weights of the models that were given as such, taken once."""
+        return {name: weights_digest(model) for name, model in self.given_models.items()}
 
     @contextmanager
-    def lending(self, *models: nn.Module) -> Iterator[None]:
+    def lending(self, *models: nn.Module, data: tuple[Any, ...] = ()) -> Iterator[None]:
         """Lend models to the experiment's device while the `with` lasts.
 
-        Afterwards they are where they were, and random generators and loaders draw as if nothing had been drawn.
+        Afterwards they are where they were, and random generators draw as if nothing had been drawn; so do loaders, of
+        the experiment and those in `data`. The experiment's progress is that of all calls inside.
         """
+        lent = dict.fromkeys(models)
         with ExitStack() as stack:
-            for model in dict.fromkeys(models):
+            stack.enter_context(showing(self.progress))
+            for model in lent:
                 stack.enter_context(on_device(model, self.device))
-            stack.enter_context(random_states_kept(*models, data=[self.data]))
+            stack.enter_context(random_states_kept(*lent, data=[self.data, self.test, *data]))
             yield
+
+    @contextmanager
+    def job(self, kind: str, identity: Callable[[], Identity], call: str = "") -> Iterator[Job]:
+        """Open the job that keeps finished parts beside the place to save; without a place they stay in memory.
+
+        Args:
+            kind: the kind of work in one word.
+            identity: returns what all parts depend on, as named fields; it is called only where there is a place. What
+                running changes in models that are named in its field "architecture" is noted there.
+            call: the call or the command that does the work.
+        """
+        fields = {} if self.save is None else identity()
+        job = Job.beside(self.save, kind, fields, call=call, overwrite=self.overwrite, compare=COMPARE)
+        with job, state_noted(job, self.given_models):
+            yield job
 
     def load_model(self, name: str) -> nn.Module:
         """Return a model, which is loaded here if it was given by name; each without weights gets random ones."""
@@ -92,9 +146,15 @@ class Experiment:
 class ExperimentOptions(TypedDict, total=False):
     """The keywords of `Experiment`, for type checkers; a test holds it equal to them."""
 
+    test: Any
     examples: int | None
+    transform: Transform | None
+    forward: Forward | None
     seed: int
     device: torch.device | str | None
+    save: str | os.PathLike[str] | None
+    overwrite: bool
+    partial: bool
     progress: ProgressOption
 
 

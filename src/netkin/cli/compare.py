@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 READING = (  # they concern no pass
-    "a", "measures", "errors", "names", "save", "report", "figure", "title", "overwrite", "json", "quiet",
+    "a", "measures", "errors", "names", "save", "report", "figure", "csv", "title", "overwrite", "json", "quiet",
 )  # fmt: skip
 
 
@@ -163,6 +163,8 @@ def _print_plan(models: Mapping[str, str], options: dict[str, Any], json: bool) 
     _refuse_without_data(models, options)
     plan, facts = _plan(models, options)
     facts["refused"] = plan.refused
+    for remark in facts.get("warnings", ()):  # of many models, most of which are loaded by name in the library
+        click.echo(f"warning: {remark}", err=True)
     tell_random_weights(loaded_models())
     click.echo(as_json(facts) if json else "\n".join(plan.lines))
     if plan.refused:

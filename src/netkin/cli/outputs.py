@@ -28,6 +28,11 @@ from netkin.errors import FileError, ForwardError, MissingExtra, NetkinError, Un
 
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
+TABLES = (".csv",)
+# what is written by another option than --out, by the ending of its name
+WRITTEN_BY = (
+    dict.fromkeys(FIGURES, "--figure") | dict.fromkeys(PAGES, "--report") | {".csv": "--csv", ".json": "--json"}
+)
 REFUSED = 1
 INTERRUPTED = 130
 ARGUMENTS, SILENT, TITLE, UNSAVED = "netkin.arguments", "netkin.silent", "netkin.title", "netkin.unsaved"
@@ -49,6 +54,7 @@ class OutputFiles:
         self.save: Path | None = None
         self.page: Path | None = None
         self.figure: Path | None = None
+        self.csv: Path | None = None
         self.json = False
         self.places: dict[str, Path] = {}
         self.faults: list[tuple[Path, Exception]] = []
@@ -58,10 +64,13 @@ class OutputFiles:
         """Take the options of `result_options` out of all options; a file that must not be written is refused."""
         made = cls(options.pop("overwrite"), options.get("engine", "local"), is_job)
         made.json = options.pop("json")
-        made.save, made.page, made.figure = (options.pop(name, None) for name in ("save", "report", "figure"))
+        made.save, made.page, made.figure, made.csv = (
+            options.pop(name, None) for name in ("save", "report", "figure", "csv")
+        )
         made.check("--out", made.save)
         made.check("--report", made.page, PAGES)
         made.check("--figure", made.figure, FIGURES)
+        made.check("--csv", made.csv, TABLES)
         return made
 
     def deliver(
@@ -79,6 +88,7 @@ class OutputFiles:
         else:
             self.write(self.save, save, f"saved to {self.save}")
         self.draw(result)
+        self.tabulate(result)
         self.show(text or (lambda: as_json(result) if self.json else str(result)))
         self.finish()
 
@@ -96,9 +106,11 @@ class OutputFiles:
         if not path.absolute().parent.is_dir():
             raise click.BadParameter(f"the folder {str(path.parent)!r} does not exist.", param_hint=option)
         if endings and path.suffix.lower() not in endings:
-            what = "a figure's" if endings is FIGURES else "a page's"
+            what = {FIGURES: "a figure's", PAGES: "a page's", TABLES: "a table's"}[tuple(endings)]
             named = f"{what} name ends in {' or '.join(endings)}; got {path.name!r}."
             raise click.BadParameter(named, param_hint=option)
+        if not endings:
+            _refuse_ending(option, path)
         if endings is FIGURES and find_spec("matplotlib") is None:
             raise MissingExtra(
                 "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
@@ -131,6 +143,13 @@ class OutputFiles:
             self.figure, lambda path, **how: plot(result, path=path, title=title, **how), f"figure in {self.figure}"
         )
 
+    def tabulate(self, result: Any) -> None:
+        """Write the table of numbers that was requested, of one result or of several of one kind."""
+        from netkin.results.packing import write_csv
+
+        results = result if isinstance(result, list) else [result]
+        self.write(self.csv, lambda path, **how: write_csv(results, path, **how), f"numbers in {self.csv}")
+
     def show(self, text: Callable[[], str]) -> None:
         """Print a result."""
         if self.writes:
@@ -150,6 +169,18 @@ class OutputFiles:
         for other, place in self.places.items():
             if os.path.realpath(place) == os.path.realpath(path):
                 raise click.UsageError(f"{other} and {option} both name {path}; give each its own file.")
+
+
+def _refuse_ending(option: str, path: Path) -> None:
+    """Refuse a name for a file of netkin that says it is a page, a figure or a table."""
+    writer = WRITTEN_BY.get(path.suffix.lower())
+    if writer is None:
+        return
+    has_it = any(writer in parameter.opts for parameter in click.get_current_context().command.params)
+    advice = "--json prints JSON" if writer == "--json" else f"give {path.name!r} to {writer}"
+    own = f"{option} writes netkin's own format, as in {path.stem}.netkin"
+    sentence = f"{advice}; {own}." if has_it else f"{own}; got {path.name!r}."
+    raise click.BadParameter(sentence, param_hint=option)
 
 
 def _refuse_own_output(option: str, path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 
 from netkin.cli.compare import kind_of_file
 from netkin.cli.options import FILE, JSON, OVERWRITE, TITLED, Commands, command, example
-from netkin.cli.outputs import PAGES, SILENT, TITLE, OutputFiles, align_columns, as_json
+from netkin.cli.outputs import PAGES, SILENT, TABLES, TITLE, OutputFiles, align_columns, as_json
 from netkin.errors import FileError, InvalidValue
 
 if TYPE_CHECKING:
@@ -33,14 +33,32 @@ PAUSE = 0.5  # seconds between two looks
 
 @command("show ab.netkin")
 @click.argument("file", type=FILE)
+@click.argument("new", type=FILE, required=False)
+@click.option("--csv", type=FILE, help="Write all numbers of FILE to this file as one table, such as ab.csv.")
+@OVERWRITE
 @JSON
-def show(file: Path, json: bool) -> None:
+def show(file: Path, new: Path | None, csv: Path | None, overwrite: bool, json: bool) -> None:
     """Show what kind of result FILE holds, how it was made, and which arrays it contains.
 
-    Only the header is read, so large files are shown at once, and no model is needed.
+    With NEW, a result of the same kind, the two are set side by side: the numbers that differ, and what differs in how
+    they were made. No model is needed. Of one FILE only the header is read, so large files are shown at once.
     """
     from netkin import files
+    from netkin.results import load
+    from netkin.results.side_by_side import side_by_side
 
+    outputs = OutputFiles(overwrite)
+    outputs.csv = csv
+    outputs.check("--csv", csv, TABLES)
+    if new is not None:
+        if csv is not None:
+            raise click.UsageError("--csv writes the numbers of one FILE; leave out the other.")
+        changes = side_by_side(file, new)
+        click.echo(as_json(changes) if json else f"{file} → {new}: {changes.kind}\n\n{changes}")
+        return
+    if csv is not None:
+        outputs.tabulate(load(file))
+        outputs.finish()
     header, arrays = files.read_header(file), files.array_shapes(file)
     shapes = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     click.echo(as_json({**header, "arrays": shapes}) if json else _describe(file, header, arrays))

@@ -8,6 +8,7 @@ from netkin.results.packing import document, load
 from netkin.results.quantity import Quantity
 from netkin.results.ranking import Ranking
 from netkin.results.series import THRESHOLDS, Series, Trend
+from netkin.results.side_by_side import side_by_side
 from netkin.results.task_accuracies import TaskAccuracies, TaskEnsembles
 from netkin.results.values import Match
 from netkin.results.weight_sparsity import SparsityStudy
@@ -29,4 +30,5 @@ __all__ = [
     "Values",
     "document",
     "load",
+    "side_by_side",
 ]

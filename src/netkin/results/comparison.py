@@ -12,11 +12,12 @@ import numpy as np
 from netkin.errors import UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED, fits
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.records import distinct, freeze, now, optional
 from netkin.results.text import comparison_as_text
 from netkin.results.values import Match, Values
 
+MODELS = ("model_a", "model_b")
 NUMBERS = ("measure", "layer_a", "layer_b", "value", "error", "low", "high", "reason")  # columns of the long form
 
 
@@ -151,6 +152,10 @@ class Comparison(Result):
                 f"`c[{first!r}]` or `measures={first!r}`."
             )
         return next(iter(self.tables.values()))
+
+    def long_form(self) -> LongForm:
+        """Return a row for each number, with the names of the models before `NUMBERS`."""
+        return MODELS + NUMBERS, ((self.a, self.b, *row) for row in self.numbers())
 
     def _listed(self) -> str:
         return ", ".join(self.tables) or "none"

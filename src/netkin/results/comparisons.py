@@ -13,10 +13,10 @@ import numpy as np
 from netkin import files
 from netkin.errors import NameClash, NoValue, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat, grouped
-from netkin.results.comparison import NUMBERS, Comparison
+from netkin.results.comparison import MODELS, NUMBERS, Comparison
 from netkin.results.distances import clusters_of, distances_of, plane_of, tree_of
 from netkin.results.labels import NOT_ASKED, plural, same_depth
-from netkin.results.packing import Result, packed_columns, unpacked_columns
+from netkin.results.packing import LongForm, Result, packed_columns, unpacked_columns
 from netkin.results.records import freeze, frozen_mapping, optional
 from netkin.results.text import summary_as_text
 from netkin.results.values import Pair, Values
@@ -202,8 +202,13 @@ class Comparisons(Mapping[Pair, Comparison], Result):
         frame = optional("pandas").DataFrame
         if not long and (measures is not None or len(self.measures) == 1):
             return frame(self.summary(measures), index=list(self.models), columns=list(self.models))
-        rows = [(*pair, *row) for pair, comparison in self.pairs.items() for row in comparison.numbers(measures)]
-        return frame(rows, columns=["model_a", "model_b", *NUMBERS])
+        columns, rows = self.long_form(measures)
+        return frame(list(rows), columns=columns)
+
+    def long_form(self, measures: str | None = None) -> LongForm:
+        """Return a row for each number of each pair of models, of the measure that is named or of all."""
+        rows = ((*pair, *row) for pair, comparison in self.pairs.items() for row in comparison.numbers(measures))
+        return MODELS + NUMBERS, rows
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from netkin import __version__
 from netkin.errors import require_listed
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import now, optional
 from netkin.results.text import aligned
@@ -53,8 +53,7 @@ class Compression:
     """
 
     kind: ClassVar[str] = "compressed"
-    plot = Result.plot
-    _repr_html_ = Result._repr_html_
+    plot, to_csv, _repr_html_ = Result.plot, Result.to_csv, Result._repr_html_
 
     layers: tuple[CompressedLayer, ...]
     against: str
@@ -104,9 +103,13 @@ class Compression:
     def to_pandas(self) -> Any:
         """Return the table as a data frame, a row for each layer."""
         pandas = optional("pandas")
-        names = [field.name for field in fields(CompressedLayer)]
-        rows = [asdict(row) | {"notes": " ".join(row.notes)} for row in self.layers]
-        return pandas.DataFrame(rows, columns=names).set_index("layer")
+        columns, rows = self.long_form()
+        return pandas.DataFrame(list(rows), columns=columns).set_index("layer")
+
+    def long_form(self) -> LongForm:
+        """Return a row for each layer."""
+        rows = ((asdict(row) | {"notes": " ".join(row.notes)}).values() for row in self.layers)
+        return [column.name for column in fields(CompressedLayer)], map(tuple, rows)
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are."""

@@ -161,6 +161,8 @@ def _numbered(labels: np.ndarray) -> tuple[int, ...]:
 
 def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
+    if not labels.any():  # one cluster has no other: networks at equal distances join all at once
+        return 0.0
     members = (labels[:, None] == np.unique(labels)).astype(float)
     sums, sizes, rows = apart @ members, members.sum(0), np.arange(len(labels))
     cluster = members.argmax(1)

@@ -17,7 +17,7 @@ from netkin.results.caveats import Caveat
 from netkin.results.comparison import Comparison
 from netkin.results.distances import user_clusters
 from netkin.results.labels import plural
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import FrozenRecord, now, optional
 from netkin.results.text import terminal_width, wrapped
@@ -196,8 +196,13 @@ class Federation(Result):
 
     def to_pandas(self) -> Any:
         """Return `rows` as a data frame, with the clients as its index."""
+        columns, rows = self.long_form()
+        return optional("pandas").DataFrame(list(rows), columns=columns).set_index("client")
+
+    def long_form(self) -> LongForm:
+        """Return `rows` as the names of their columns and their values."""
         rows = self.rows()
-        return optional("pandas").DataFrame(rows, columns=list(rows[0] if rows else COLUMNS)).set_index("client")
+        return tuple(rows[0] if rows else COLUMNS), (tuple(row.values()) for row in rows)
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields."""

@@ -1,12 +1,14 @@
-"""Results as files and as JSON documents; many comparisons as columns; and who opens which kind of file."""
+"""Results as files, as JSON documents and as CSV; many comparisons as columns; and who opens which kind of file."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 ResultType = TypeVar("ResultType", bound="Result")
 ARRAYS = ("values", "errors", "replicates")  # of a table
 FACTS = "facts"  # of many comparisons, compressed
+LongForm = tuple[Sequence[str], Iterable[Sequence[Any]]]  # the names of the columns, and the rows
 
 
 class Result(FrozenRecord):
@@ -53,6 +56,17 @@ class Result(FrozenRecord):
         header, arrays = files.read(path, cls.kind)
         with files.damage_reported(path):
             return unpacked(cls, header, arrays)
+
+    def long_form(self) -> LongForm:
+        """Return the numbers as one table, as the names of its columns and its rows."""
+        raise NotImplementedError(f"{type(self).__name__} has no table of its numbers.")
+
+    def to_csv(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the numbers as one table in UTF-8, with a row for each of them, that pandas, R and others read.
+
+        A number that is missing is an empty field. A file that is there is written over only with `overwrite`.
+        """
+        write_csv([self], path, overwrite=overwrite)
 
     def plot(
         self,
@@ -89,6 +103,24 @@ def document(result: Any) -> Header:
     It is what `--json` prints. Numbers that are not finite are null, and the weights of a federation are left out.
     """
     return {"kind": result.kind, "format": files.FORMAT, **plain(result)}
+
+
+def write_csv(results: Sequence[Any], path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the tables of results of one kind, one below the other, to a CSV file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for place, result in enumerate(results):
+        columns, rows = result.long_form()
+        if place == 0:
+            writer.writerow(columns)
+        writer.writerows(map(_fields, rows))
+    files.write_text(path, text.getvalue(), overwrite=overwrite)
+
+
+def _fields(row: Sequence[Any]) -> list[Any]:
+    """Return a row of a CSV file: numbers in full, what is missing empty."""
+    values = [value.item() if isinstance(value, np.generic) else value for value in row]
+    return ["" if value is None or value != value else value for value in values]
 
 
 # --- many comparisons as columns --------------------------------------------------------------------------------------
@@ -210,10 +242,5 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if kind in RESULTS:
         module, name = RESULTS[kind]
         return getattr(import_module(module), name).load(path)
-    if kind == "training":
-        raise FileError(
-            f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
-            "goes on from it, and when it is done gives its history and weights at once."
-        )
     known = ", ".join(map(repr, [*RESULTS, *READERS]))
     raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")

@@ -12,7 +12,7 @@ import numpy as np
 from netkin.errors import NoValue, require_listed
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural, short_names
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.records import now, optional
 from netkin.results.text import grid, number_text, number_texts, terminal_width, wrapped
 from netkin.results.values import Difference, Match, Values
@@ -246,10 +246,14 @@ class Ranking(Result):
         """
         pandas = optional("pandas")
         if long:
-            return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
+            return pandas.DataFrame(list(self.rows()), columns=COLUMNS)
         order = [self._unranked.index(model) for model in self.models]
         columns = {score: self._row(score)[order] for score in self.scores}
         return pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"))
+
+    def long_form(self) -> LongForm:
+        """Return a row for each score and each model by its rank."""
+        return COLUMNS, self.rows()
 
     @property
     def _unranked(self) -> tuple[str, ...]:

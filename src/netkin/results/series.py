@@ -16,7 +16,7 @@ import numpy as np
 from netkin.errors import InvalidValue, NoValue, UnknownName, require_listed
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.comparison import NUMBERS, Comparison
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.records import optional
 from netkin.results.text import series_as_text
 from netkin.results.values import Values
@@ -195,10 +195,14 @@ class Series(Result):
         """Return `own` as a data frame, steps × layers; of several measures and none named, one row for each number."""
         pandas = optional("pandas")
         if measures is None and len(self.measures) != 1:
-            rows = [(step, *row) for step in self.steps for row in self[step].numbers()]
-            return pandas.DataFrame(rows, columns=[self.unit, *NUMBERS])
+            columns, rows = self.long_form()
+            return pandas.DataFrame(list(rows), columns=columns)
         steps, layers = pandas.Index(self.steps, name=self.unit), pandas.Index(self.layers, name="layer")
         return pandas.DataFrame(self.own(measures), index=steps, columns=layers)
+
+    def long_form(self) -> LongForm:
+        """Return a row for each number at each step; `layer_b` is a layer of the final step."""
+        return (self.unit, *NUMBERS), ((step, *row) for step in self.steps for row in self[step].numbers())
 
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""

@@ -12,12 +12,13 @@ import numpy as np
 from netkin.errors import require_listed
 from netkin.results.caveats import Caveat
 from netkin.results.labels import HOLE, plural
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.quantity import ACCURACY, Quantity
 from netkin.results.records import distinct, freeze, now, optional
 from netkin.results.text import grid, terminal_width, wrapped
 from netkin.results.values import Values
 
+COLUMNS = ("seed", "after", "task", "accuracy")
 START = "start"
 NO_FORGETTING = (
     "{method!r} gives every task weights of its own that no later task changes, and is told which task an example "
@@ -128,7 +129,11 @@ class TaskAccuracies(Result):
 
     def to_pandas(self) -> Any:
         """Return a row for each seed, task that was learnt and task that was tested."""
-        return optional("pandas").DataFrame(list(self.rows()), columns=["seed", "after", "task", "accuracy"])
+        return optional("pandas").DataFrame(list(self.rows()), columns=COLUMNS)
+
+    def long_form(self) -> LongForm:
+        """Return the rows with the method before them."""
+        return ("method", *COLUMNS), ((self.method, *row) for row in self.rows())
 
     def rows(self) -> Iterator[tuple[int, str, str, float]]:
         """Yield the seed, the task that was learnt, the task that was tested, and the accuracy there."""
@@ -211,12 +216,17 @@ class TaskEnsembles(Result):
 
     def to_pandas(self) -> Any:
         """Return a row for each seed and task."""
-        rows = [
+        columns, rows = self.long_form()
+        return optional("pandas").DataFrame(list(rows), columns=columns)
+
+    def long_form(self) -> LongForm:
+        """Return a row for each seed and task."""
+        rows = (
             (seed, task, ", ".join(self.members[s][t]), self.alone[s, t], self.together[s, t], self.further[s, t])
             for s, seed in enumerate(self.seeds)
             for t, task in enumerate(self.tasks)
-        ]
-        return optional("pandas").DataFrame(rows, columns=["seed", "task", "members", "alone", "together", "further"])
+        )
+        return ("seed", "task", "members", "alone", "together", "further"), rows
 
 
 def _spread(values: np.ndarray) -> tuple[float, float]:

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 from netkin.errors import InvalidValue
 from netkin.results.comparison import Comparison
-from netkin.results.packing import Result
+from netkin.results.packing import LongForm, Result
 from netkin.results.quantity import ACCURACY
 from netkin.results.records import now
 from netkin.results.text import aligned
+
+COLUMNS = ("layer", "kind", "weights", "left", "zeros", "sparsity", "rms")  # of the long form
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,15 @@ class SparsityStudy(Result):
         values = [float(table.values[i, j]) for i in range(len(table.values)) for j in range(i)]
         known = [value for value in values if math.isfinite(value)]
         return sum(known) / len(known) if known else math.nan
+
+    def long_form(self) -> LongForm:
+        """Return a row for each layer of each network."""
+        rows = (
+            (name, *(getattr(row, column) for column in COLUMNS))
+            for name, network in self.networks.items()
+            for row in network.layers
+        )
+        return ("network", *COLUMNS), rows
 
     def derived(self) -> dict[str, Any]:
         """Return what a document says beside the fields: mean similarities, accuracies, and what these are."""

@@ -15,7 +15,7 @@ from netkin.applications.sparsity.token_encoder import (
     straight_through,
     token_cka,
 )
-from token_worlds import small_vit
+from token_worlds import pictures, small_vit
 
 
 def listing_cka(X, Y):
@@ -96,6 +96,32 @@ def test_at_one_half_the_probability_falls_by_the_cka_as_in_eq_13():
     expected = 0.5 - (shared - shared.mean())
     torch.testing.assert_close(odds.sigmoid(), expected, atol=2e-3, rtol=0)
     assert (odds.argsort() == expected.argsort()).all()
+
+
+def test_eq_13_as_printed_is_the_probability_less_the_sum_of_all_cka():
+    sparse = nk.sparsify_tokens(small_vit(torch.float64), keep=0.5, at=1, similarity="printed")
+    patches, kept = torch.randn(2, 16, 32, dtype=torch.float64), torch.ones(2, 16, dtype=torch.float64)
+    kept[1, 3:9] = 0
+    scores = sparse.encoder.predictors["1"](patches, kept).detach().numpy()
+    found = sparse.encoder.printed_probability(1, patches, kept).detach().numpy()
+    for image in range(2):
+        X, others = patches[image].numpy(), [j for j in range(16) if kept[image, j]]
+        for i in range(16):
+            shared = sum(np.corrcoef(X[i], X[j])[0, 1] ** 2 for j in others if j != i)
+            probability = 1 / (1 + np.exp(scores[image, i, 0] - scores[image, i, 1]))
+            np.testing.assert_allclose(found[image, i], probability - shared, atol=1e-10)
+
+
+def test_as_printed_the_best_tokens_stay_in_use_and_those_below_zero_are_dropped_in_training():
+    sparse = nk.sparsify_tokens(small_vit(torch.float64), keep=0.5, at=1, similarity="printed")
+    images, seen = pictures(dtype=torch.float64), []
+    sparse.encoder.predictors["1"].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    [chosen] = sparse.eval().kept(images)
+    value = sparse.encoder.printed_probability(1, seen[0], torch.ones(seen[0].shape[:2], dtype=torch.float64))
+    assert torch.equal(chosen, value.argsort(dim=1, descending=True)[:, :8].sort(dim=1).values)
+    sparse.train()(images)
+    assert sparse.last_pass().decisions[0][value < 0].max() == 0
+    assert "similarity=printed" in repr(sparse)
 
 
 def test_a_mean_of_patches_is_that_of_the_predictor_by_hand():

@@ -5,75 +5,71 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from netkin import jobs
 from netkin.applications.dynamics.recorder import DynamicsRecorder, Progress
 from netkin.applications.dynamics.steps import ClusterSteps, Held, between_steps, spare_memory, unpacked_step
-from netkin.comparing.compare import compare, explain
+from netkin.applications.experiment import DECLARED as OF_EXPERIMENT
+from netkin.applications.experiment import Experiment, ExperimentOptions
+from netkin.comparing.compare import call_of
+from netkin.comparing.comparer import measures_of
 from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.engines.ray import Ray
 from netkin.comparing.feed import data_name
 from netkin.comparing.plan import Plan, weights_alone
 from netkin.comparing.sides import ModelInput, ModelSide
+from netkin.comparing.spec import DECLARED as OF_SPEC
+from netkin.comparing.spec import Measures, Run, Spec, takes_options
 from netkin.errors import InvalidValue
-from netkin.identity import (
-    COMPARE,
-    Form,
-    described_call,
-    form_difference,
-    form_of,
-    in_words,
-    settings_digest,
-    state_noted,
-    weights_digest,
-)
+from netkin.identity import Form, described_call, form_difference, form_of, in_words, settings_digest, weights_digest
 from netkin.jobs import Job
-from netkin.measures.registry import Measure, find
+from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import ProgressOption, commanded, reported, showing
-from netkin.representations.inputs import Forward, Transform, device_of
-from netkin.representations.layers import Spec
+from netkin.progress import commanded, reported
+from netkin.representations.inputs import device_of
+from netkin.representations.layers import Spec as Layers
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.records import packed
-from netkin.settings import random_states_kept
 from netkin.sources.runs import Architecture, TrainingRun, open_run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DynamicsRecorder", "Progress", "RunPlan", "dynamics", "explain_dynamics"]
 
+OF_SPEC_HERE = ("layers", "shape", "resize", "memory")
+DECLARED = {**OF_EXPERIMENT, **{name: OF_SPEC[name] for name in (*OF_SPEC_HERE, "examples", "seed")}}
 
+
+class DynamicsOptions(ExperimentOptions, total=False):
+    """The declared keywords of `dynamics`, for type checkers."""
+
+    layers: Layers
+    shape: Shape | Mapping[str, Shape]
+    resize: str | None
+    memory: float | None
+
+
+@takes_options(without="test", declared=DECLARED)
 def dynamics(
     run: Any,
     data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    measures: Measures = "svcca",
     *,
     model: Architecture | None = None,
     steps: int | Iterable[int] | None = None,
-    layers: Spec = None,
     pairs: Any = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    resize: str | None = None,
-    examples: int | None = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transform: Transform | None = None,
-    forward: Forward | None = None,
-    save: str | os.PathLike[str] | None = None,
-    overwrite: bool = False,
-    partial: bool = False,
     name: str | None = None,
     engine: str | Engine = "local",
-    progress: ProgressOption = None,
+    **options: Unpack[DynamicsOptions],
 ) -> Series:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
 
@@ -95,23 +91,10 @@ def dynamics(
         measures: one measure or several.
         model: the network that bare weights belong to (see `netkin.sources.runs.open_run`).
         steps: the steps to compare, or how many, evenly spread.
-        layers: which layers (see `nk.layers`).
         pairs: "all", "corresponding" or a list of (layer, layer); by default all, of weights alone corresponding.
-        shape: what one example is (see `nk.shapes`).
-        resize: "average" averages the larger of two maps down.
-        examples: the number of examples after which a pass ends.
-        memory: the most bytes that statistics may take.
-        seed: seed of the sample of rows that some measures read.
-        device: where the models run.
-        transform: a function of the inputs.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        save: the file that grows with each step, and in which the same call continues.
-        overwrite: whether something else in the file is deleted, and the work starts again.
-        partial: whether Ctrl-C returns the steps that are finished.
         name: what the series calls the run.
         engine: "local" for this process, "ray" or an `nk.Ray` for a cluster: run, data and functions are then given by
             name, steps that fail are left out with the reason, and the file is written at the end.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
@@ -120,17 +103,33 @@ def dynamics(
         >>> series.reached(0.999)
         {'0': 50, '1': 50, '2': None}
     """
-    opened = open_run(run, model, name=name).only(steps)
-    options = DynamicsOptions.of(measures, layers, pairs, shape, resize, memory, seed, device, transform, forward)
+    study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
     if isinstance(running := _engine(engine), Ray):
-        apart = ClusterSteps(running, opened, data, examples, options)
-        with showing(progress):
-            return RunStudy(opened, None, options, apart.call).series(save, partial, overwrite, apart)
-    data = opened.data(data)
-    call = options.call(opened.name, data, examples)
-    with showing(progress), random_states_kept(data=[data]):
-        held = None if options.of_weights else Held(data, examples, spare_memory(torch.device("cpu")))
-        return RunStudy(opened, held, options, call).series(save, partial, overwrite)
+        apart = ClusterSteps(running, study, data, experiment.examples)
+        with experiment.lending():
+            return study.series(experiment, apart.call, apart)
+    data = study.run.data(data)
+    with experiment.lending(data=(data,)):
+        if not study.of_weights:
+            study.data = Held(data, experiment.examples, spare_memory(torch.device("cpu")))
+        return study.series(experiment, study.call(data, experiment.examples))
+
+
+def _study(
+    run: TrainingRun, data: Any, measures: Any, pairs: Any, options: Mapping[str, Any]
+) -> tuple[RunStudy, Experiment]:
+    """Return how the steps of a run are compared, and with which models and data that is done where."""
+    of_spec: dict[str, Any] = {name: options[name] for name in OF_SPEC_HERE if name in options}
+    others: Any = {name: value for name, value in options.items() if name not in of_spec}
+    if isinstance(of_spec.get("layers"), Iterator):
+        of_spec["layers"] = list(of_spec["layers"])  # every step chooses among its own
+    models: dict[str, Any] = {str(checkpoint.step): checkpoint.source for checkpoint in run.checkpoints}
+    experiment, found = Experiment(models=models, data=data, **others), measures_of(measures)
+    spec = Spec(
+        found, pairs=pairs or ("corresponding" if weights_alone(found) else "all"), seed=experiment.seed,
+        transforms=experiment.transform, forward=experiment.forward, **of_spec,
+    )  # fmt: skip
+    return RunStudy(run, spec, experiment.device), experiment
 
 
 @dataclass(frozen=True)
@@ -156,17 +155,18 @@ class RunPlan:
         return "\n".join(self.lines)
 
 
+@takes_options(without="test save overwrite partial progress", declared=DECLARED)
 def explain_dynamics(
     run: Any,
     data: Any = None,
-    measures: str | Callable[..., Any] | Sequence[Any] = "svcca",
+    measures: Measures = "svcca",
     *,
     model: Architecture | None = None,
     steps: int | Iterable[int] | None = None,
-    examples: int | None = None,
+    pairs: Any = None,
     name: str | None = None,
     engine: str | Engine = "local",
-    **options: Any,
+    **options: Unpack[DynamicsOptions],
 ) -> RunPlan:
     """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
 
@@ -179,10 +179,9 @@ def explain_dynamics(
         measures: one measure or several.
         model: the network that bare weights belong to.
         steps: the steps to compare, or how many, evenly spread.
-        examples: the number of examples after which a pass ends.
+        pairs: as for `dynamics`.
         name: what the plan calls the run.
         engine: "local", or "ray" or an `nk.Ray` for a cluster.
-        **options: `layers`, `pairs`, `shape`, `resize`, `memory`, `seed`, `device`, `transform` and `forward`.
 
     Example:
         >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
@@ -190,10 +189,12 @@ def explain_dynamics(
         >>> plan.steps, plan.each.pairs, plan.passes
         ((0, 50, 100), 9, 3)
     """
-    opened, asked = open_run(run, model, name=name).only(steps), DynamicsOptions.of(measures, **options)
-    count, running = len(opened.steps), _engine(engine)
-    apart = ClusterSteps(running, opened, data, examples, asked) if isinstance(running, Ray) else None
-    each = asked.plan(opened, opened.data(data), examples) if apart is None else apart.explain()
+    study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
+    opened, running = study.run, _engine(engine)
+    count, apart = len(opened.steps), None
+    if isinstance(running, Ray):
+        apart = ClusterSteps(running, study, data, experiment.examples)
+    each = study.plan(opened.data(data), experiment.examples) if apart is None else apart.explain()
     # half of these passes are the final model's, which runs once on each batch, or in each worker, if its rows are kept
     finals = 0 if apart is None else min(count, apart.slots) - 1
     passes = each.passes and each.passes * (count + finals) // 2
@@ -224,101 +225,66 @@ def _plan_lines(run: TrainingRun, each: Plan, passes: int | None) -> Iterator[st
     yield f"forward passes in all: {total}; the final model runs {once}"
 
 
-@dataclass(frozen=True)
-class DynamicsOptions:
-    """The options for every step."""
-
-    measures: list[Measure]
-    transform: Transform | None
-    others: dict[str, Any]  # by their names in `compare`
-
-    @classmethod
-    def of(
-        cls, measures: Any, layers: Spec = None, pairs: Any = None, shape: Any = None, resize: str | None = None,
-        memory: int | None = None, seed: int = 0, device: Any = None, transform: Any = None, forward: Any = None,
-    ) -> DynamicsOptions:  # fmt: skip
-        chosen = layers if layers is None or isinstance(layers, (str, type)) else list(layers)
-        found = [find(one) for one in ([measures] if isinstance(measures, str) or callable(measures) else measures)]
-        pairs = pairs or ("corresponding" if weights_alone(found) else "all")
-        how = {"layers": chosen, "shape": shape, "forward": forward, "device": device, "memory": memory, "seed": seed}
-        return cls(found, transform, how | {"pairs": pairs, "resize": resize})
-
-    @property
-    def of_weights(self) -> bool:
-        """Whether weights alone are read, and no data."""
-        return weights_alone(self.measures)
-
-    def plan(self, run: TrainingRun, data: Any, examples: int | None) -> Plan:
-        """Return the plan of comparing the first checkpoint with the final one."""
-        first, last = run.steps[0], run.steps[-1]
-        return explain(
-            run.at(first), run.final, data, self.measures, examples=examples, transforms=self.transform,
-            names=(f"{run.unit} {first}", f"{run.unit} {last}"), **self.others,
-        )  # fmt: skip
-
-    def call(self, run: str, data: Any, examples: int | None) -> str:
-        """Return the call as text, for the provenance."""
-        others = self.others
-        source = {} if self.of_weights else {"data": data_name(data)}
-        return described_call(
-            "nk.dynamics", run=run, **source, measures=[one.id for one in self.measures], layers=others["layers"],
-            pairs=others["pairs"], shape=others["shape"], resize=others["resize"], examples=examples,
-            seed=others["seed"], transform=self.transform, forward=others["forward"],
-        )  # fmt: skip
-
-    @property
-    def words(self) -> dict[str, str]:
-        """What changes the numbers, as text; functions by their names and digests."""
-        changing = {key: value for key, value in self.others.items() if key not in ("memory", "device")}
-        facts = {key: in_words(value) for key, value in changing.items()} | {"transform": in_words(self.transform)}
-        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
-        return facts | {"measures digest": settings_digest([measure.function for measure in self.measures])}
-
-
 class RunStudy:
-    """One run on one set of data."""
+    """The steps of a run, each compared with the final one as `spec` says."""
 
-    def __init__(self, run: TrainingRun, data: Held | None, options: DynamicsOptions, call: str, sharers: int = 1):
-        self.run, self.data, self.options, self.call = run, data, options, call
+    def __init__(self, run: TrainingRun, spec: Spec, device: Any = None, data: Held | None = None, sharers: int = 1):
+        self.run, self.spec, self.device, self.data = run, spec, device, data
+        self.measures = cast("list[Measure]", spec.measures)
         self.sharers = sharers  # how many processes like this one share the memory
         self.done: dict[int, Comparison] = {}
         self.failed: Mapping[int, str] = {}
         self.weights: dict[int, str] = {}
         self.forms: dict[int, str] = {}  # what each network is beside its weights, as JSON
 
-    def series(
-        self, save: str | os.PathLike[str] | None, partial: bool, overwrite: bool, apart: ClusterSteps | None = None
-    ) -> Series:
+    @property
+    def of_weights(self) -> bool:
+        """Whether weights alone are read, and no data."""
+        return weights_alone(self.measures)
+
+    def plan(self, data: Any, examples: int | None) -> Plan:
+        """Return the plan of comparing the first checkpoint with the final one."""
+        first, last = self.run.steps[0], self.run.steps[-1]
+        spec = replace(self.spec, examples=examples, names=(f"{self.run.unit} {first}", f"{self.run.unit} {last}"))
+        call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device), Local())
+        return call.explained(self.measures)
+
+    def call(self, data: Any, examples: int | None) -> str:
+        """Return the call as text, for the provenance."""
+        spec, source = self.spec, {} if self.of_weights else {"data": data_name(data)}
+        return described_call(
+            "nk.dynamics", run=self.run.name, **source, measures=[one.id for one in self.measures], layers=spec.layers,
+            pairs=spec.pairs, shape=spec.shape, resize=spec.resize, examples=examples, seed=spec.seed,
+            transform=spec.transforms, forward=spec.forward,
+        )  # fmt: skip
+
+    def series(self, experiment: Experiment, call: str, apart: ClusterSteps | None = None) -> Series:
         """Return the finished series; with `partial` also an unfinished one, if Ctrl-C ends the work."""
         if apart is not None:
-            self._look_apart(apart, partial)
+            self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            looking = reported(self.run.steps, "looking at checkpoints", "files")
-            for step in looking:
+            for step in reported(self.run.steps, "looking at checkpoints", "files"):
                 self.identify(step)
-        jobs.refuse_output(save, overwrite=overwrite)
-        identity: dict[str, Any] = {}
-        if save is not None:
-            identity = {key.removeprefix("asked "): text for key, text in self.question.items()}
-            identity["measures"] += f"; digest {identity.pop('measures digest')}"
-            last = self.run.steps[-1]
-            identity["architecture"] = {str(last): Form.from_json(self.forms[last]).to_dict()}
-        job = Job.beside(save, "series", identity, call=self.call, overwrite=overwrite, compare=COMPARE)
-        final = {str(step): model for step, model in self._live.items() if step == self.run.steps[-1]}
-        with commanded(self.call), job, state_noted(job, final):
+        with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
             job.expect(map(self._part, self.weights))
             try:
                 waiting = self._waiting(job)
                 if apart is None:
-                    self._compare_all(job, waiting)
+                    self._compare_all(job, waiting, call)
                 else:
                     self.done |= apart.compare(job, {step: self._part(step) for step in waiting})
                     job.expect(map(self._part, self.done))
-                    job.save(self._so_far)
+                    job.save(lambda: self._so_far(call))
             except KeyboardInterrupt:
-                if not partial or not self.done:
+                if not experiment.partial or not self.done:
                     raise
-        return self._so_far()
+        return self._so_far(call)
+
+    def _identity(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {key.removeprefix("asked "): text for key, text in self.question.items()}
+        fields["measures"] += f"; digest {fields.pop('measures digest')}"
+        last = self.run.steps[-1]
+        return fields | {"architecture": {str(last): Form.from_json(self.forms[last]).to_dict()}}
 
     def identify(self, step: int) -> None:
         """Read a checkpoint for what identifies it."""
@@ -336,7 +302,7 @@ class RunStudy:
                 self.done[step] = found[1]
         return [step for step in (self.run.steps[-1], *self.run.steps[:-1]) if step in self.weights.keys() - self.done]
 
-    def _compare_all(self, job: Job, waiting: Sequence[int]) -> None:
+    def _compare_all(self, job: Job, waiting: Sequence[int], call: str) -> None:
         """Compare the steps that are not finished, and write the series after each."""
         for step in reported(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
@@ -344,9 +310,9 @@ class RunStudy:
             (values, arrays), form = packed(self.done[step]), Form.from_json(self.forms[step])
             form = form.after(self._live[step]) if step in self._live else form
             job.keep(self._part(step), {**values, "form": form.to_json()}, arrays)
-            job.save(self._so_far)
+            job.save(lambda: self._so_far(call))
         if not waiting:
-            job.save(self._so_far)
+            job.save(lambda: self._so_far(call))
 
     def _look_apart(self, apart: ClusterSteps, partial: bool) -> None:
         """Let a cluster read the checkpoints; those that can't be read are left out."""
@@ -360,7 +326,7 @@ class RunStudy:
     @cached_property
     def _between(self) -> Comparison | None:
         """Every step against every other, layer by layer, by those measures that weights alone are read for."""
-        measures = [measure for measure in self.options.measures if weights_alone([measure])]
+        measures = [measure for measure in self.measures if weights_alone([measure])]
         return between_steps(self.run, measures, self.done[self.run.steps[-1]]) if measures else None
 
     @property
@@ -374,14 +340,14 @@ class RunStudy:
     @cached_property
     def _final(self) -> nn.Module | ModelSide:
         """The final model, whose rows are kept where the batches are the same in each pass."""
-        model, others = self.run.final, self.options.others
+        model, spec = self.run.final, self.spec
         if self.data is None or not self.data.is_held:
             return model
         source = ModelInput(
-            model, layers=others["layers"], shape=others["shape"], forward=others["forward"],
-            transform=self.options.transform, device=others["device"],
+            model, layers=spec.layers, shape=spec.shape, forward=spec.forward, transform=spec.transforms,
+            device=self.device,
         )  # fmt: skip
-        room = spare_memory(torch.device(others["device"] or device_of(model))) // self.sharers
+        room = spare_memory(torch.device(self.device or device_of(model))) // self.sharers
         return ModelSide(f"{self.run.unit} {self.run.steps[-1]}", source, keep=room)
 
     def compared(self, step: int) -> Comparison:
@@ -389,9 +355,8 @@ class RunStudy:
         last = self.run.steps[-1]
         a: Any = self._final if step == last else self.run.at(step)
         b: Any = None if step == last else self._final
-        names = (f"{self.run.unit} {step}", f"{self.run.unit} {last}")
-        how: dict[str, Any] = self.options.others | {"transforms": self.options.transform, "names": names}
-        found = compare(a, b, self.data, self.options.measures, **how)
+        spec = replace(self.spec, names=(f"{self.run.unit} {step}", f"{self.run.unit} {last}"))
+        (found,) = call_of(a, b, self.data, spec, Run(device=self.device), Local()).compare(self.measures)
         source = next(checkpoint.source for checkpoint in self.run.checkpoints if checkpoint.step == step)
         read = str(source) if isinstance(source, Path) else type(source).__name__
         own = {"checkpoint a": read, "weights a": self.weights[step]}
@@ -406,9 +371,15 @@ class RunStudy:
         own = {"final weights": self.weights[last], "architecture": str(Form.from_json(self.forms[last]))}
         if self.data is not None:
             own |= {"data digest": seen or self.data.digest, "asked examples": str(self.data.asked)}
-        return {f"asked {key}": value for key, value in self.options.words.items()} | own
+        spec = self.spec
+        asked = {"layers": spec.layers, "shape": spec.shape, "forward": spec.forward, "seed": spec.seed,
+                 "pairs": spec.pairs, "resize": spec.resize, "transform": spec.transforms}  # fmt: skip
+        facts = {key: in_words(value) for key, value in asked.items()}
+        facts |= {"measures": ", ".join(measure.id for measure in self.measures)}
+        facts |= {"measures digest": settings_digest([measure.function for measure in self.measures])}
+        return {f"asked {key}": value for key, value in facts.items()} | own
 
-    def _so_far(self) -> Series:
+    def _so_far(self, call: str) -> Series:
         passed_over = {"passed over": ", ".join(self.run.passed_over)} if self.run.passed_over else {}
         failed = {f"failed {self.run.unit} {step}": why for step, why in sorted(self.failed.items())}
         steps = sorted(self.done)
@@ -420,5 +391,5 @@ class RunStudy:
             unit=self.run.unit,
             missing=tuple(step for step in self.run.steps if step not in self.done),
             between=self._between if len(self.done) == len(self.run.steps) else None,
-            provenance={"call": self.call} | self.question | passed_over | failed,
+            provenance={"call": call} | self.question | passed_over | failed,
         )

@@ -35,6 +35,7 @@ from netkin.comparing.engines.worker import Message, Task
 from netkin.comparing.feed import data_name
 from netkin.comparing.plan import Plan, needs_of
 from netkin.comparing.sides import ModelInput, ModelSide
+from netkin.comparing.spec import Spec
 from netkin.errors import InvalidValue, MemoryLimit, NetkinError, NoValue, SourceError
 from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
@@ -51,7 +52,7 @@ from netkin.sources.runs import Checkpoint, TrainingRun
 from netkin.statistics.collector import Collector, Key, Study
 
 if TYPE_CHECKING:
-    from netkin.applications.dynamics import DynamicsOptions, RunStudy
+    from netkin.applications.dynamics import RunStudy
 
 
 class Held:
@@ -196,23 +197,23 @@ def _table(
 class ClusterSteps:
     """The steps of a run, examined and compared by the workers of a cluster; `failed` steps are left out."""
 
-    def __init__(self, engine: Ray, run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions):
+    def __init__(self, engine: Ray, study: RunStudy, data: Any, examples: int | None):
         if engine.job is not None:
             raise InvalidValue(
                 "`dynamics` keeps its parts beside `save`; leave `job` out of the engine.", argument="engine"
             )
-        self.engine, self.run = engine, run
-        self.plain = _plain_run(run, data, examples, options)
-        self.call = options.call(run.name, data and plain_data(data), examples)
-        self.gpus = engine.gpus if options.others["device"] == "cuda" else 0.0
+        self.engine, self.run = engine, study.run
+        self.plain = _plain_study(study, data, examples)
+        self.call = study.call(data and plain_data(data), examples)
+        self.gpus = engine.gpus if study.device == "cuda" else 0.0
         self.failed: dict[int, str] = {}
 
     def connect(self) -> None:
         """Reach the cluster, and share out its memory."""
         self.cluster = Cluster(self.engine.address)
         self.cluster.refuse_too_small(self.gpus)
-        if self.plain["options"]["memory"] is None and not self.gpus:
-            self.plain["options"]["memory"] = self.cluster.memory()
+        if self.plain["spec"]["memory"] is None and not self.gpus:
+            self.plain["spec"]["memory"] = self.cluster.memory()
         self.plain["slots"] = max(1, self.slots // len(self.cluster.nodes))
         self._plain_here = self.cluster.ray.put(self.plain)
 
@@ -269,23 +270,23 @@ class ClusterSteps:
         return self.cluster.results(f"{__name__}:{function}", self._plain_here, tasks, what, gpus=self.gpus, job=job)
 
 
-def _plain_run(run: TrainingRun, data: Any, examples: int | None, options: DynamicsOptions) -> dict[str, Any]:
+def _plain_study(study: RunStudy, data: Any, examples: int | None) -> dict[str, Any]:
     """Return a call of `dynamics` as plain values; what has no name is refused, with the form to give it in."""
+    run, spec = study.run, study.spec
     for checkpoint in run.checkpoints:
         if not isinstance(checkpoint.source, Path):
             by_name("run", checkpoint.source, checkpoint.words)
-    if data is None and not options.of_weights:
+    if data is None and not study.of_weights:
         raise InvalidValue("`data` is missing: name a data set, as in 'digits:test'.", argument="data")
     architecture = by_name("model", run.architecture)
-    plain = options.others | {
-        "layers": plain_layers(options.others["layers"]), "shape": plain_shape(options.others["shape"]),
-        "device": plain_device(options.others["device"]), "transform": by_name("transform", options.transform),
-        "forward": by_name("forward", options.others["forward"]),
-    }  # fmt: skip
+    plain = {name: getattr(spec, name) for name in ("pairs", "resize", "memory", "seed")}
+    plain |= {"layers": plain_layers(spec.layers), "shape": plain_shape(spec.shape)}
+    functions = {"transforms": by_name("transform", spec.transforms), "forward": by_name("forward", spec.forward)}
     return {
         "run": [run.name, [[one.step, str(one.source), one.unit] for one in run.checkpoints], architecture],
-        "data": None if options.of_weights else asdict(plain_data(data)),
-        "whole": run.whole, "examples": examples, "options": plain, "measures": plain_measures(options.measures),
+        "data": None if study.of_weights else asdict(plain_data(data)), "whole": run.whole, "examples": examples,
+        "spec": plain, "functions": functions, "device": plain_device(study.device),
+        "measures": plain_measures(study.measures),
     }  # fmt: skip
 
 
@@ -311,7 +312,7 @@ def inspect_step(plain: Mapping[str, Any], task: Task) -> Message:
 def explain_step(plain: Mapping[str, Any], task: Task) -> Message:
     """Return the plan of one step."""
     study = _study(plain)
-    each = study.options.plan(study.run, study.data, None)
+    each = study.plan(study.data, None)
     return {one.name: getattr(each, one.name) for one in fields(each) if one.name != "kinds"}, {}
 
 
@@ -335,16 +336,16 @@ def _study(plain: Mapping[str, Any]) -> RunStudy:
 
 
 def _made_study(plain: Mapping[str, Any]) -> RunStudy:
-    from netkin.applications.dynamics import DynamicsOptions, RunStudy  # which follow steps
+    from netkin.applications.dynamics import RunStudy  # which follows steps
 
     name, checkpoints, architecture = plain["run"]
     run = TrainingRun(name, tuple(Checkpoint(step, Path(path), unit) for step, path, unit in checkpoints), architecture)
-    given = dict(plain["options"])
-    for what in ("transform", "forward"):
-        given[what] = given[what] and find_function(given[what])
-    options = DynamicsOptions.of(measures_from(plain["measures"]), **given)
+    functions: dict[str, Any] = {
+        what: function and find_function(function) for what, function in plain["functions"].items()
+    }
     data = None
     if plain["data"] is not None:
         room = spare_memory(torch.device("cpu")) // plain["slots"]
         data = Held(DataSpec(**plain["data"]).load(plain["whole"]), plain["examples"], room)
-    return RunStudy(run, data, options, "", plain["slots"])
+    spec = Spec(measures_from(plain["measures"]), **plain["spec"], **functions)
+    return RunStudy(run, spec, plain["device"], data, plain["slots"])

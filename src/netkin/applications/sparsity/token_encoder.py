@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from netkin.arrays import at_least_single
 from netkin.errors import ForwardError
 
+PRINTED = "printed"  # Eq. 13 as it is printed
+CERTAIN = 1e-6  # how near to 0 and 1 a probability of keeping is taken in training
 SLOPE = 4.0  # of log odds by probability at ½, so that Eq. 13 is met there to first order
 
 
@@ -91,7 +93,7 @@ class TokenEncoder(nn.Module):
 
     def __init__(
         self, blocks: Sequence[nn.Module], predictors: nn.ModuleDict, at: tuple[int, ...], prefix: int, keep: float,
-        similarity: float,
+        similarity: float | str,
     ):  # fmt: skip
         super().__init__()
         self.blocks, self.predictors = nn.ModuleList(blocks), predictors
@@ -157,15 +159,29 @@ class TokenEncoder(nn.Module):
 
     def log_odds(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
         """Return log π'/(1 - π') of each patch, π' the probability that it is kept, n × patches."""
-        found = torch.zeros_like(kept)
-        if str(number) in self.predictors:
-            scores = self.predictors[str(number)](patches, kept)
-            found = (scores[..., 1] - scores[..., 0]).to(kept.dtype)
+        found = self._predicted(number, patches, kept)
         if self.similarity:
-            shared = mean_token_cka(patches.detach(), kept.detach())
-            mean = (shared * kept.detach()).sum(1, keepdim=True) / kept.detach().sum(1, keepdim=True).clamp(min=1)
-            return found - SLOPE * self.similarity * (shared - mean)
+            shared, counts = mean_token_cka(patches.detach(), kept.detach()), kept.detach()
+            mean = (shared * counts).sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
+            return found - SLOPE * float(self.similarity) * (shared - mean)
         return found if self.predictors else torch.rand_like(kept)
+
+    def printed_probability(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
+        """Return π' of each patch as Eq. 13 prints it, π less the sum of its CKA with all other kept ones."""
+        counts = kept.detach()
+        others = counts.sum(1, keepdim=True) - counts
+        return self._predicted(number, patches, kept).sigmoid() - others * mean_token_cka(patches.detach(), counts)
+
+    def _predicted(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
+        """Return log π/(1 - π) by the prediction module; 0 without one."""
+        if str(number) not in self.predictors:
+            return torch.zeros_like(kept)
+        scores = self.predictors[str(number)](patches, kept)
+        return (scores[..., 1] - scores[..., 0]).to(kept.dtype)
+
+    def _scores(self, number: int, patches: Tensor, kept: Tensor) -> Tensor:
+        """Return by what tokens are ordered, the higher the sooner kept."""
+        return (self.printed_probability if self.similarity == PRINTED else self.log_odds)(number, patches, kept)
 
     def weigh(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         """Weigh tokens in training so that a mean over all patches becomes that of the kept ones; a forward hook."""
@@ -185,14 +201,14 @@ class TokenEncoder(nn.Module):
 
     def _best(self, number: int, patches: Tensor, count: int) -> Tensor:
         kept = torch.ones(patches.shape[:2], dtype=at_least_single(patches.dtype), device=patches.device)
-        order = self.log_odds(number, patches, kept).argsort(dim=1, descending=True, stable=True)
+        order = self._scores(number, patches, kept).argsort(dim=1, descending=True, stable=True)
         return order[:, :count].sort(dim=1).values
 
     def _decided(self, number: int, patches: Tensor, kept: Tensor, count: int) -> Tensor:
-        odds = self.log_odds(number, patches, kept)
+        scores = self._scores(number, patches, kept)
         if self.predictors:
-            return straight_through(odds)
-        order = odds.masked_fill(kept == 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
+            return straight_through(scores.logit(eps=CERTAIN) if self.similarity == PRINTED else scores)
+        order = scores.masked_fill(kept == 0, -torch.inf).argsort(dim=1, descending=True, stable=True)
         return torch.zeros_like(kept).scatter(1, order[:, :count], 1.0)
 
 

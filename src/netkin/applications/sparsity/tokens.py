@@ -9,13 +9,13 @@ import copy
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from netkin.applications.sparsity.token_encoder import LastPass, TokenEncoder, TokenPredictor, tokens_in
+from netkin.applications.sparsity.token_encoder import PRINTED, LastPass, TokenEncoder, TokenPredictor, tokens_in
 from netkin.arrays import at_least_single
 from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName, did_you_mean, require_at_least
 from netkin.identity import weights_digest
@@ -34,7 +34,7 @@ def sparsify_tokens(
     keep: float = 0.7,
     at: int | Iterable[int] | None = None,
     *,
-    similarity: bool | float = True,
+    similarity: bool | float | Literal["printed"] = True,
     predict: bool = True,
     prefix: int | None = None,
     blocks: str | None = None,
@@ -52,8 +52,9 @@ def sparsify_tokens(
         keep: The share of tokens that each stage keeps: after three stages of 0.7 there are 0.343 left.
         at: Before which blocks tokens are dropped, counted from 0; by default after a quarter, a half and three
             quarters of them, 3, 6 and 9 of 12.
-        similarity: Whether tokens that are similar to the others are dropped first, Eq. 13; a number is the factor of
-            that penalty.
+        similarity: Whether tokens that are similar to the others are dropped first, Eq. 13 in log odds; a number is the
+            factor of that penalty. "printed" takes Eq. 13 as it is printed, with the sum over all others: most such
+            "probabilities" are below 0, and in training these tokens are dropped.
         predict: Whether modules are learnt that predict the tokens to keep. If not, similarity decides, or if that
             is False too, chance.
         prefix: How many tokens in front are no patches and always kept; found by the names of class, distillation and
@@ -79,7 +80,8 @@ def sparsify_tokens(
     ahead = _prefix_of(own, width) if prefix is None else prefix
     predictors = seeded(lambda: _predictors(places, width, keep), seed) if predict else nn.ModuleDict()
     predictors.to(device=device_of(own), dtype=dtype_of(own)).train(own.training)
-    encoder = TokenEncoder(listed, predictors, places, ahead, keep, float(similarity))
+    penalty = similarity if isinstance(similarity, str) else float(similarity)
+    encoder = TokenEncoder(listed, predictors, places, ahead, keep, penalty)
     encoder.train(own.training)
     _refuse_unmaskable(encoder, name, width)
     return SparseTokens(own, name, encoder)
@@ -135,7 +137,7 @@ class SparseTokens(nn.Module):
 
     def extra_repr(self) -> str:
         """Tell the settings."""
-        return f"keep={self.keep:g}, at={self.at}, prefix={self.prefix}, similarity={self.encoder.similarity:g}"
+        return f"keep={self.keep:g}, at={self.at}, prefix={self.prefix}, similarity={self.encoder.similarity}"
 
 
 def ratio_loss(decisions: Sequence[Tensor], keep: float) -> Tensor:
@@ -351,9 +353,11 @@ def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
         raise InvalidValue(
             f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.", argument="keep"
         )
-    if not isinstance(similarity, Real) or not 0 <= float(similarity) < float("inf"):
+    is_factor = isinstance(similarity, Real) and 0 <= float(similarity) < float("inf")
+    if not is_factor and similarity != PRINTED:
         raise InvalidValue(
-            f"`similarity` is True, False or a factor of 0 or more; got {similarity!r}.", argument="similarity"
+            f"`similarity` is True, False, {PRINTED!r} or a factor of 0 or more; got {similarity!r}.",
+            argument="similarity",
         )
     if prefix is not None:
         require_at_least(0, prefix=prefix)

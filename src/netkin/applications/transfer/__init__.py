@@ -41,6 +41,7 @@ from netkin.applications.transfer.scores import (
     find_score,
     transfer_scores,
 )
+from netkin.applications.transfer.task_similarity import task_similarity
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
 from netkin.comparing.spec import takes_options
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
     "fisher_rao_norm", "kernel_ridge", "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
-    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "transfer_scores",
+    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "task_similarity", "transfer_scores",
 ]  # fmt: skip
 
 CHUNKS = 20
@@ -85,7 +86,7 @@ class _ScoredModel:
     caveats: tuple[Caveat, ...] = ()
 
 
-@takes_options(declared=DECLARED)
+@takes_options(without="test transform forward save overwrite partial", declared=DECLARED)
 def recommend(
     models: Mapping[str, nn.Module | str] | Iterable[str],
     data: Any,
@@ -121,6 +122,7 @@ def recommend(
         forwards: a function ``forward(model, batch)`` that runs a model, for all models or by name.
 
     Example:
+        >>> import torch
         >>> labels = torch.arange(200) % 3
         >>> inputs = torch.eye(4)[labels] + 0.3 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
         >>> models = {name: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)) for name in ("sees", "blind")}

@@ -54,7 +54,7 @@ if (chooser) {
 }
 
 for (const choice of all(".choice")) {
-  const article = choice.closest("article");
+  const article = choice.closest("article, main");
   const show = () => {
     const wanted = new Set(all("input:checked", choice).map((input) => input.value));
     for (const figure of all("figure[data-measure]", article)) figure.hidden = !wanted.has(figure.dataset.measure);

@@ -69,7 +69,7 @@ function savePicture(figure, kind) {
   const g = grid(figure);
   const svg = picture(g, figure);
   const blob = new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
-  const name = `${fileName(g.id, ...(g.title ?? [g.a, g.b]))}.${kind}`;
+  const name = `${fileName(g.id, ...(g.saved ?? [g.a, g.b]))}.${kind}`;
   if (kind === "svg") { save(name, blob); return; }
   const image = new Image();
   const [width, height] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];

@@ -12,7 +12,7 @@ let playing = null;
 function frame(block) {
   const [run, final] = block.sides;
   const when = ` at ${stepName(at)}`;
-  return { ...gridOf(block), a: `${run}${when}`, b: final, when, title: [`${run} at ${unit} ${steps[at]}`, "the end"] };
+  return { ...gridOf(block), a: `${run}${when}`, b: final, when, saved: [`${run} at ${unit} ${steps[at]}`, "the end"] };
 }
 
 /* ---------- drawing a step ---------- */
