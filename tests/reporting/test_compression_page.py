@@ -30,7 +30,7 @@ def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path, saved_by
     assert "<conv>" not in text
     assert "ab12" in text
     assert saved_by(text, table)
-    assert made.page_in(text)["csv"][0][:3] == ["layer", "kind", "width"]
+    assert made.page_in(text)["csv"][1][0][:4] == ["fc", "Linear", 64, 16]
 
 
 def test_the_charts_are_the_shares_of_each_layer(table):

@@ -166,7 +166,7 @@ def test_the_table_of_clients_is_one_on_the_page_and_in_pandas():
 
 def test_a_federation_without_clients_has_a_page_and_a_table_without_rows(made):
     found = federation(0, rounds=0, alike=False)
-    heads = ["client", "examples", "accuracy", "updates asked for", "updates that counted"]
+    heads = ["client", "examples", "accuracy", "asked", "counted"]
     assert made.page_in(page(found))["csv"] == [heads, []]
     pytest.importorskip("pandas")
     assert found.to_pandas().shape == (0, 4)
@@ -185,7 +185,7 @@ def test_in_the_browser_cells_tell_their_numbers_and_all_is_saved(opened):
     assert shown.locator("#tip").text_content() == "u2 × round 2: 0.2200"
     assert json.loads(saved(shown, "json"))["accuracy"] == found.accuracy
     lines = saved(shown, "csv").splitlines()
-    assert lines[0] == "client,examples,accuracy,updates asked for,updates that counted,cluster"
+    assert lines[0] == "client,examples,accuracy,asked,counted,cluster"
     assert lines[1] == "u0,1200,0.3,3,2,1"
     bare = opened(federation(tested=False, alike=False))
     assert not bare.locator("#zoom").is_visible()

@@ -23,7 +23,7 @@ from netkin.reporting.blocks import (
     blocks_of,
 )
 from netkin.reporting.charts import Axis, Chart, Line, StepAxis, axis_up, spread
-from netkin.reporting.figures.blocks import block_into, chart_into, figure_of
+from netkin.reporting.figures.panels import block_into, chart_into, figure_of
 from netkin.reporting.figures.drawing import (
     caption_below,
     empty_figure,

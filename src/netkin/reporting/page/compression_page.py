@@ -7,7 +7,7 @@ from typing import Any
 
 from netkin.reporting.blocks import Lines, Name, Page, Section, Table, Text
 from netkin.reporting.charts import axis_up, chart_of
-from netkin.reporting.parts import origins
+from netkin.reporting.parts import origins, table_of
 from netkin.results.caveats import Caveat
 from netkin.results.compression import Compression
 from netkin.results.labels import plural
@@ -30,9 +30,10 @@ def compression_page(compression: Compression) -> Page:
     projection = compression.projection.replace("_", " ")
     told = [f"against {compression.against}", f"{projection}, {compression.order}", compression.created[:10]]
     sources = [compression.model, compression.data, plural(compression.examples, "example")]
-    rows = [[row.layer, row.kind, *cells]
-            for row, (_, *cells) in zip(compression, compression.cells(), strict=True)]  # fmt: skip
-    cells = [[Name(layer), *(cell.replace(" ", "\u00a0") for cell in rest)] for layer, *rest in rows]
+    rows = [
+        [Name(row.layer), row.kind, *(cell.replace(" ", "\u00a0") for cell in cells)]
+        for row, (_, *cells) in zip(compression, compression.cells(), strict=True)
+    ]
     cards = Section("", [_kept(compression), _accuracy(compression)], "cards")
     settings = {"compressed against": compression.against, "projection": projection, "order": compression.order}
     examples = {"examples": f"{compression.examples:,}", "data": compression.data or "not named"}
@@ -43,13 +44,13 @@ def compression_page(compression: Compression) -> Page:
         caveats=[Caveat("compression", note) for note in compression.notes],
         blocks=[
             Section("Layer by layer", [cards, Text(TWO_LAYERS, style="note")], quiet=True),
-            Section("The table", [Table(COLUMNS, cells, label="The layers", style="numbers")]),
+            Section("The table", [Table(COLUMNS, rows, label="The layers", style="numbers")]),
         ],
         origins=origins({"model": compression.model or "not named"} | settings | examples, compression.provenance),
         style="compression",
         versions=[compression.version],
         name=["compression"],
-        csv=(COLUMNS, [list(map(str, row)) for row in rows]),
+        csv=table_of(compression),
         results=[document(compression)],
     )
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from netkin.reporting.blocks import Heatmap, Name, Page, PageBlock, Section, Table, Text
 from netkin.reporting.grids import Grid, grid_of
-from netkin.reporting.parts import curve, maps_of, measured, missing_values, origins
+from netkin.reporting.parts import curve, maps_of, measured, missing_values, origins, table_of
 from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.caveats import Caveat
-from netkin.results.federation import COLUMNS
 from netkin.results.labels import plural
 from netkin.results.packing import document
 
@@ -49,7 +48,7 @@ def federation_page(federation: Federation) -> Page:
         versions=[federation.version],
         note=HONEST,
         name=[f"{federation.algorithm} federation"],
-        csv=_table(federation),
+        csv=table_of(federation),
         results=[document(federation)],
     )
 
@@ -111,13 +110,14 @@ def _by_round(federation: Federation) -> Section:
 
 def _clients(federation: Federation) -> Section:
     """Return the accuracy of each client by round, beside the table of the clients."""
-    head, rows = _table(federation)
+    columns, rows = table_of(federation)
     cells = [
         [Name(client), *("–" if cell is None else number(cell) if isinstance(cell, float) else f"{cell:,}"
                          for cell in rest)]
         for client, *rest in rows
     ]  # fmt: skip
     many = len(rows) > LISTED
+    head = [HEADS.get(column, column) for column in columns]
     table = Table(head, cells, "Each of them" if many else "", "The clients", "numbers", folded=many)
     by_round, heatmap = federation.accuracy_table(), None
     if by_round is not None:
@@ -128,13 +128,6 @@ def _clients(federation: Federation) -> Section:
             notes=[note for note in [missing_values(grid)] if note], table=by_round,
         )  # fmt: skip
     return Section("The clients", [Section("", [heatmap, table], "cards")])
-
-
-def _table(federation: Federation) -> tuple[list[str], list[list[Any]]]:
-    """Return the heads and the rows of the table of clients."""
-    rows = federation.rows()
-    columns = rows[0] if rows else COLUMNS
-    return [HEADS.get(column, column) for column in columns], [list(row.values()) for row in rows]
 
 
 def _faults(federation: Federation) -> Section | None:

@@ -8,12 +8,12 @@ import numpy as np
 
 from netkin.reporting.blocks import Name, Page, PageBlock, Ranked, RankingBlock, Section, Table, Text
 from netkin.reporting.charts import axis_up
-from netkin.reporting.parts import origins
+from netkin.reporting.parts import origins, table_of
 from netkin.reporting.words import range_of, sentence, short_names
 from netkin.results import Ranking, Values
 from netkin.results.labels import plural
 from netkin.results.packing import document
-from netkin.results.ranking import COLUMNS, SENTENCE
+from netkin.results.ranking import SENTENCE
 
 FEATURES = "features of "  # begins a word of provenance on each model
 DOTS = (
@@ -48,7 +48,7 @@ def ranking_page(ranking: Ranking) -> Page:
         versions=[ranking.version],
         note=EXAMPLES_ALONE,
         name=["ranking", ranking.data],
-        csv=(COLUMNS, [list(row) for row in ranking.rows()]),
+        csv=table_of(ranking),
         results=[document(ranking)],
     )
 

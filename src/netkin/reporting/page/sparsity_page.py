@@ -10,7 +10,7 @@ from typing import Any
 from netkin.reporting.blocks import Bars, Heatmap, Name, Page, PageBlock, Section, Table, Text
 from netkin.reporting.charts import Axis, Chart, axis_up
 from netkin.reporting.grids import grids_of
-from netkin.reporting.parts import about, curve, missing_values, origins
+from netkin.reporting.parts import about, curve, missing_values, origins, table_of
 from netkin.reporting.words import short_names
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import plural
@@ -56,7 +56,7 @@ def sparsity_page(study: SparsityStudy) -> Page:
         style="sparsity",
         versions=[study.version],
         name=["sparsity"],
-        csv=_rows(study),
+        csv=table_of(study),
         results=[document(study)],
     )
 
@@ -180,11 +180,3 @@ def _layers(table: WeightSparsity, name: str, first: bool) -> Table:
              f"{row.left:,}", f"{row.sparsity:.4f}", f"{row.rms:.4g}"] for row in table.layers]  # fmt: skip
     is_open = first and len(table.layers) <= FEW
     return Table(head, rows, name, "The layers", "numbers", folded=True, open=is_open)
-
-
-def _rows(study: SparsityStudy) -> tuple[list[str], list[list[Any]]]:
-    """Return the head and the rows of the table that the page saves: a row for each layer of each network."""
-    columns = ("layer", "kind", "weights", "left", "zeros", "rms")
-    rows = [[name, *(getattr(row, key) for key in columns)]
-            for name, table in study.networks.items() for row in table.layers]  # fmt: skip
-    return ["network", *columns], rows

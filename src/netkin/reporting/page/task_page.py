@@ -12,7 +12,7 @@ import numpy as np
 from netkin.errors import InvalidValue
 from netkin.reporting.blocks import Heatmap, Name, Page, PageBlock, Section, Table, Text
 from netkin.reporting.grids import grid_of
-from netkin.reporting.parts import curve, missing_values, origins
+from netkin.reporting.parts import curve, missing_values, origins, table_of
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.caveats import grouped
 from netkin.results.labels import plural
@@ -168,13 +168,11 @@ def _ensembles(ensembles: TaskEnsembles, key: str) -> Section:
 
 def _rows(ways: Ways, ensembles: Sequence[TaskEnsembles]) -> tuple[list[str], list[list[Any]]]:
     """Return all numbers as a table: of each way a row for each seed, task learnt and task tested."""
-    if not ways:
-        rows = [[seed, task, *(float(own[s, t]) for own in (one.alone, one.together, one.further))] for one in ensembles
-                for s, seed in enumerate(one.seeds) for t, task in enumerate(one.tasks)]  # fmt: skip
-        return ["seed", "task", "alone", "together", "further"], rows
-    told = [[label, *rest, None if math.isnan(value) else value]
-            for label, way in ways.items() for *rest, value in way.rows()]  # fmt: skip
-    return ["method", "seed", "after", "task", "accuracy"], told
+    tables = [table_of(record) for record in (ways.values() or ensembles)]
+    for label, (_, rows) in zip(ways, tables, strict=False):
+        for row in rows:
+            row[0] = label
+    return tables[0][0], [row for _, rows in tables for row in rows]
 
 
 def _origins(ways: Ways, ensembles: Sequence[TaskEnsembles]) -> list[PageBlock | None]:
