@@ -20,11 +20,18 @@ from reproductions.record import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UND
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 NOT_RECORDED = "not recorded"  # in records before format 3
 SCALE_WORDS = {"cpu": "small networks, few images", "gpu": "larger networks, all images; shorter than in the paper"}
+NOT_STATED = "not stated"
 Notes = Mapping[tuple[str, str], Sequence[str]]
+Trainings = Mapping[tuple[str, str], tuple[str, str]]
 
 
 def report_claims(
-    claims: Iterable[Claim], path: str | os.PathLike[str], *, notes: Notes | None = None, overwrite: bool = False
+    claims: Iterable[Claim],
+    path: str | os.PathLike[str],
+    *,
+    notes: Notes | None = None,
+    trainings: Trainings | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write the claims as a single HTML page to `path`, whole or not at all, and return the path.
 
@@ -32,19 +39,20 @@ def report_claims(
         claims: The records to show.
         path: The file of the page.
         notes: What was said of records after they were measured, by id and scale, as `later_notes` gives it.
+        trainings: How long the paper trained and how long we did, by id and scale, as `running.trainings` gives it.
         overwrite: Whether to replace a file that is there.
     """
-    files.write_text(path, claims_page(claims, notes), overwrite=overwrite)
+    files.write_text(path, claims_page(claims, notes, trainings), overwrite=overwrite)
     return Path(path)
 
 
-def claims_page(claims: Iterable[Claim], notes: Notes | None = None) -> str:
-    """Return the HTML page of recorded claims, in the order in which they are given, with later notes on them."""
+def claims_page(claims: Iterable[Claim], notes: Notes | None = None, trainings: Trainings | None = None) -> str:
+    """Return the HTML page of recorded claims, in the order in which they are given, with what stands beside them."""
     listed = list(claims)
     if not listed:
         raise InvalidValue("a page of reproductions needs at least one recorded claim; got none.")
     said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
-    papers = [_paper(paper, by_id, notes or {}) for paper, by_id in grouped(listed).items()]
+    papers = [_paper(paper, by_id, notes or {}, trainings or {}) for paper, by_id in grouped(listed).items()]
     blocks = [lines for paper in papers for claim in paper.claims for lines in claim.curves]
     versions = [claim.version for claim in listed]
     return html_of(Page("Reproductions", said, blocks=[ClaimsBlock(blocks, papers)], style="claims", versions=versions))
@@ -57,6 +65,7 @@ class ClaimView:
     scales: Sequence[Claim]
     anchor: str
     findings: Sequence[tuple[str, str]]  # scale, and what was found at it
+    training: str
     numbers: Table
     notes: Sequence[tuple[str, str]]
     curves: Sequence[Lines]
@@ -112,14 +121,14 @@ def _plural(verdict: str, count: int) -> str:
     return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
 
 
-def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes) -> Paper:
+def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes, trainings: Trainings) -> Paper:
     claims = [claim for scales in by_id.values() for claim in scales]
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
     columns = sorted(claims[0].row, key=lambda word: word != "verdict")
-    return Paper(paper, reference, columns, [_view(scales, notes) for scales in by_id.values()])
+    return Paper(paper, reference, columns, [_view(scales, notes, trainings) for scales in by_id.values()])
 
 
-def _view(scales: Sequence[Claim], later: Notes) -> ClaimView:
+def _view(scales: Sequence[Claim], later: Notes, trainings: Trainings) -> ClaimView:
     notes = [(f"At {claim.scale} scale.", claim.note) for claim in scales if claim.note]
     notes += [
         (f"Noted later, {claim.scale} scale.", note)
@@ -127,8 +136,16 @@ def _view(scales: Sequence[Claim], later: Notes) -> ClaimView:
         for note in later.get((claim.id, claim.scale), ())
     ]
     findings = [(claim.scale, _finding(claim)) for claim in scales]
-    anchor = scales[0].id.replace("/", "-")
-    return ClaimView(scales, anchor, findings, _numbers(scales), notes, _curves(scales), _made(scales))
+    training = training_in_words(scales, trainings)
+    numbers, curves, made = _numbers(scales), _curves(scales), _made(scales)
+    return ClaimView(scales, anchor(scales[0]), findings, training, numbers, notes, curves, made)
+
+
+def training_in_words(scales: Sequence[Claim], trainings: Trainings) -> str:
+    """Return how long the paper trained and how long we did at each scale; empty where we trained nothing."""
+    known = {claim.scale: trainings.get((claim.id, claim.scale), ("", "")) for claim in scales}
+    ours = [f"here {training} ({scale} scale)" for scale, (_, training) in known.items() if training]
+    return "; ".join([f"the paper: {next(iter(known.values()))[0] or NOT_STATED}", *ours]) if ours else ""
 
 
 def _finding(claim: Claim) -> str:
@@ -181,3 +198,8 @@ def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
     yield from ((f"digest of {name}", digest) for name, digest in claim.data.items())
     yield from ((f"network {name}", words) for name, words in claim.settings.items())
     yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
+
+
+def anchor(claim: Claim) -> str:
+    """Return where a claim stands on the page."""
+    return claim.id.replace("/", "-")

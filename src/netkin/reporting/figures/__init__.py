@@ -23,7 +23,6 @@ from netkin.reporting.blocks import (
     blocks_of,
 )
 from netkin.reporting.charts import Axis, Chart, Line, StepAxis, axis_up, spread
-from netkin.reporting.figures.panels import block_into, chart_into, figure_of
 from netkin.reporting.figures.drawing import (
     caption_below,
     empty_figure,
@@ -33,6 +32,7 @@ from netkin.reporting.figures.drawing import (
     write_figure,
     write_words,
 )
+from netkin.reporting.figures.panels import block_into, chart_into, figure_of
 from netkin.reporting.grids import LEVELS
 from netkin.reporting.page import Results, page_of
 from netkin.reporting.words import figure_caption
