@@ -38,10 +38,9 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.spec import declarations, option, takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, UnknownName, did_you_mean, require_listed
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import feed, labels_of
+from netkin.representations.inputs import feed, labels_of, reported_batches
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
@@ -135,7 +134,7 @@ class Compressing(Experiment):
             return None
         right = seen = 0
         with inference_mode_of(net, exact=True):
-            for number, batch in enumerate(reported(batches_of(data, examples), "measuring accuracy", "batches")):
+            for number, batch in enumerate(reported_batches(data, examples, "measuring accuracy")):
                 logits, labels = main_tensor(self.run(net, batch), "").flatten(0, -2), labels_of(batch)
                 require_finite(logits, f"the model's output in batch {number}")
                 if labels is None:
