@@ -265,7 +265,7 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
-CALLS = (nk.recommend, nk.task2vec, nk.task_similarity)  # whose keywords are options of commands
+CALLS = (nk.recommend, nk.task2vec, nk.task_similarity, nk.Recipe)  # whose keywords are options of commands
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
 
@@ -273,6 +273,7 @@ def names_of_the_library() -> str:
     """Return what the command line shows of the library: names that are registered, and options of functions."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
+    from netkin.applications.sparsity.sparsify import METHODS as SPARSITY_METHODS
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
@@ -282,6 +283,7 @@ def names_of_the_library() -> str:
     from netkin.sources.architectures import ARCHITECTURES
     from netkin.sources.datasets import NAMED
     from netkin.training.class_splits import DEALS
+    from netkin.training.recipe import OPTIMIZERS, ORDERS, PRECISIONS, SCHEDULES
 
     ours = [name for name, one in measures().items() if one.function.__module__.startswith("netkin.")]
     kinds = {
@@ -289,6 +291,8 @@ def names_of_the_library() -> str:
         "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
         "task scores": TASK_SCORES,
         "algorithms": ALGORITHMS, "coefficients": SOURCES, "deals": DEALS, "learners": LEARNERS,
+        "optimizers": OPTIMIZERS, "schedules": SCHEDULES, "orders": ORDERS, "precisions": [*PRECISIONS, "auto"],
+        "sparsity methods": SPARSITY_METHODS,
     }  # fmt: skip
     lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
     lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']
