@@ -28,8 +28,9 @@ from netkin.measures import Measure, measures
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent))  # for `reproductions`, which is not installed
 
-from reproductions.page import grouped, report_claims, tally  # noqa: E402
+from reproductions.page import NOT_STATED, anchor, grouped, report_claims, tally  # noqa: E402
 from reproductions.record import Claim, later_notes, recorded  # noqa: E402
+from reproductions.running import trainings  # noqa: E402
 
 RESULTS = FOLDER.parent / "reproductions" / "results"
 MEASURES = """# Measures
@@ -47,18 +48,18 @@ Generated from the commands, by `make docs`; `netkin COMMAND --help` prints the 
 """
 REPRODUCTIONS = """# Reproductions
 
-What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing a
-paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
-narrow networks, minutes on a CPU. The gpu scale has larger networks and all images of the data, but fewer epochs,
-rounds and repetitions than the papers, since time on a GPU was short: [The papers' settings and
-ours](reproducing.md#the-papers-settings-and-ours) compares them. A value after ± is a standard error, and a claim is
-decided by the 95% interval of Student's t (gradients/recommender, which ranks networks, by that of a bootstrap over its
-trainings); if the interval contains the threshold, it is undecided. The control is a case in which the claim should
-fail, measured by the same code. A time is that of the claim alone, without networks and stitches that were already in
-the cache. A record names the commit that measured it, if it was made after 18 November 2026; what had to be said of a
-record later is noted below it. Records of another criterion, control or recipe than the present ones are not shown.
-Claims are counted at the largest scale at which they were measured.
-<a href="claims.html">The same with charts</a> is a separate page; `python -m reproductions --page FILE` writes it.
+What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`. Each claim
+links to <a href="claims.html">the page of all claims</a>, which is made while the site is built: criterion, control,
+all numbers, charts and how they were measured (`python -m reproductions --page FILE` writes it too). [Reproducing a
+paper](reproducing.md) explains how to run a claim, how to add one, and what a verdict means.
+
+The cpu scale is small: part of the data and narrow networks, minutes on a CPU. The gpu scale has larger networks and
+all images of the data, but mostly shorter trainings than the papers; both lengths are in the table, and [The papers'
+settings and ours](reproducing.md#the-papers-settings-and-ours) compares the rest. A value after ± is a standard error,
+and a claim is decided by the 95% interval of Student's t; if the interval contains the threshold, it is undecided. The
+table shows one number of each claim. The control is a case in which the claim should fail, measured by the same code.
+Records of another criterion, control or recipe than the present ones are not shown. Claims are counted at the largest
+scale at which they were measured.
 """
 
 
@@ -149,11 +150,9 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def page_of_reproductions() -> str:
-    """Return the text of `docs/reproductions.md`: the tables of all papers, then their claims one by one."""
+    """Return the text of `docs/reproductions.md`: a table for each paper."""
     papers = grouped(records())
     parts = [paper_table(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
-    for paper, by_id in papers.items():
-        parts += ["\n".join([f"\n## {paper}, claim by claim\n", *map(claim_section, by_id.values())])]
     return REPRODUCTIONS + "".join(parts)
 
 
@@ -166,9 +165,9 @@ def records() -> list[Claim]:
 
 
 @cache
-def notes() -> dict[tuple[str, str], list[str]]:
-    """Return what was said of records after they were measured."""
-    return later_notes(RESULTS, records())
+def beside_records() -> dict[str, Any]:
+    """Return what was said of records after they were measured, and how long the papers trained and we did."""
+    return {"notes": later_notes(RESULTS, records()), "trainings": trainings(records())}
 
 
 def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
@@ -176,43 +175,20 @@ def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
     found = [claim for scales in by_id.values() for claim in scales]
     reference = found[0].provenance.get("paper", paper).rstrip(".")
     lines = [f"\n## {paper}\n", f"{reference}. {tally(found)}.\n"]
-    head = list(found[0].row)
+    head = list(cells_of(found[0]))
     return "\n".join([*lines, f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(claim_row, found))])
 
 
 def claim_row(claim: Claim) -> str:
     """Return a claim's line of the table at one scale."""
-    cells = claim.row | {"claim": f"[{claim.name}](#{claim.paper}-{claim.name})"}
-    return f"| {' | '.join(map(in_cell, cells.values()))} |\n"
+    return f"| {' | '.join(map(in_cell, cells_of(claim).values()))} |\n"
 
 
-def claim_section(scales: list[Claim]) -> str:
-    """Return a claim's own part: what the paper says, when we call it reproduced, and what we found at each scale."""
-    one = scales[0]
-    lines = [f"### {one.paper} {one.name}", "", f"{one.figure}. The paper:", "", f"> {one.sentence}", ""]
-    lines += [f"*Criterion:* {one.criterion}", ""]
-    lines += (
-        [f"*Control:* {one.control}.", ""]
-        if one.control
-        else ["An identity: it follows from algebra and tests the code.", ""]
-    )
-    return "\n".join([*lines, *map(scale_part, scales)])
-
-
-def scale_part(claim: Claim) -> str:
-    """Return what was found at one scale: the verdict, the numbers, the note and where they come from."""
-    names = dict.fromkeys([*claim.measured, *claim.controls])
-    numbers = ((name, claim.measured.get(name, ""), claim.controls.get(name, "")) for name in names)
-    rows = "".join(f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |\n" for cells in numbers)
-    facts = [claim.provenance.get(name, "") for name in ("data", "device")]
-    seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
-    commit = f"commit {claim.provenance['commit']}" if "commit" in claim.provenance else ""
-    facts += [seeds, claim.time, f"netkin {claim.version}", commit, claim.created[:10]]
-    later = [f"*Noted later:* {text}" for text in notes().get((claim.id, claim.scale), ())]
-    lines = [f"At {claim.scale} scale: **{claim.verdict}**. {claim.conclusion}", ""]
-    lines += [f"| number | ours | control |\n|---|---|---|\n{rows}"]
-    told = [part for text in (claim.note, *later) if text for part in (text, "")]
-    return "\n".join([*lines, *told, f"*{'; '.join(filter(None, facts))}.*", ""])
+def cells_of(claim: Claim) -> dict[str, str]:
+    """Return the cells of a claim's line, with a link to all that was found."""
+    papers, ours = beside_records()["trainings"].get((claim.id, claim.scale), ("", ""))
+    trained = {"the paper trains": papers or (NOT_STATED if ours else "–"), "here": ours or "–"}
+    return claim.row | {"claim": f'<a href="claims.html#{anchor(claim)}">{claim.name}</a>'} | trained
 
 
 def in_cell(text: str) -> str:
@@ -265,7 +241,10 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
-CALLS = (nk.recommend, nk.task2vec, nk.task_similarity, nk.Recipe)  # whose keywords are options of commands
+CALLS = (
+    nk.recommend, nk.task2vec, nk.task_similarity, nk.stitch_all, nk.compress, nk.share_coefficients,
+    nk.Recipe,
+)  # fmt: skip  # whose keywords are options of commands
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
 
@@ -334,6 +313,6 @@ if __name__ == "__main__":
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
         if RESULTS.exists() and (found := records()):
-            report_claims(found, FOLDER / "claims.html", notes=notes(), overwrite=True)
+            report_claims(found, FOLDER / "claims.html", **beside_records(), overwrite=True)
     elif stale := out_of_date():
         sys.exit(f"out of date: {', '.join(normpath(f'docs/{name}') for name in stale)}; run `make docs`.")

@@ -20,7 +20,8 @@ from netkin.representations.filters import AtomConv2d, atom_layers, freeze_excep
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab, keep_result
+from reproductions.laboratory import Lab
+from reproductions.recipes import length_words
 from reproductions.subspaces.families import (
     FRESH,
     MEASURES,
@@ -28,6 +29,7 @@ from reproductions.subspaces.families import (
     REDRAWN,
     SHUFFLED,
     START,
+    TRAINING,
     Atoms,
     Family,
     families,
@@ -70,6 +72,7 @@ OTHERS = {
     "are more similar than one of them is to a network of SVHN, to one of shuffled labels, and to the start itself. "
     + BY_T,
     measures=["cca_rms", "cka", "atom_cosine"],
+    training=lambda scale, _: length_words(Recipe(**TRAINING[scale])),
 )
 def probing_data(lab: Lab) -> Finding:
     """Pairs of networks on five probes, and the similarities of their atoms."""
@@ -166,6 +169,7 @@ ABOVE_SHUFFLED = f"{ACROSS} minus both with shuffled labels"
     "more than after random walks of the same lengths; it is above that of both kinds to networks of SVHN; and to "
     "networks of CIFAR-100 with shuffled labels, all from the same start. " + BY_T,
     measures=["atom_cosine"],
+    training=lambda scale, _: length_words(Recipe(**TRAINING[scale])),
 )
 def across_data_sets(lab: Lab) -> Finding:
     """Networks of four kinds from each start, and walks of the same lengths."""
@@ -250,6 +254,7 @@ BLIND = "share of networks whose features do not vary with orthogonal probes, we
     "95% interval of Student's t over five starts.",
     measures=["cca_rms", "cka", "atom_cosine"],
     scales=["cpu"],
+    training=lambda *_: length_words(FITTING),
 )  # fmt: skip
 def orthogonal_probes(lab: Lab) -> Finding:
     """Two networks of the same regression, on their own data and on data that they have never seen vary."""
@@ -279,7 +284,6 @@ REGRESSION = (
 )
 
 
-@keep_result
 def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     """Return the similarities of two trained networks, of one start and target or of two."""
     models = [_network(seed, relu) for _ in range(2)]
@@ -297,7 +301,6 @@ def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     return found
 
 
-@keep_result
 def varies(seed: int) -> bool:
     """Tell whether features vary with orthogonal probes where the weights of x were 0 at the start."""
     model = _network(seed, relu=False).double()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InvalidValue
 from netkin.identity import DataDigest, in_words, settings_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import Measure
+from netkin.progress import together
 from netkin.representations import batches_of
-from netkin.representations.inputs import length_if_known
+from netkin.representations.inputs import batch_length
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
@@ -35,8 +35,16 @@ class PairsJob:
     pass are a part after each share of the data; it goes when the tables are there.
     """
 
-    def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
+    def __init__(
+        self,
+        job: Job,
+        measures: Sequence[Measure],
+        blocks: Sequence[ModelBlock],
+        sample: int | None = None,
+        examples: int | None = None,
+    ):
         self.job, self.measures, self.sample = job, measures, sample
+        self.examples, self.passes, self.finished = examples, len(blocks), 0
         job.expect(name for block in blocks for name in groups_of(block.pairs, self.sample))
 
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
@@ -50,20 +58,30 @@ class PairsJob:
             whole = self._whole(block, shares, collect)
             comparisons |= {name: self._read(name, whole, groups[name]) for name in missing}
         self.job.drop(f"sums of {label_of(block.pairs, self.sample)}")
+        self.finished += 1
+        self._advance(0)
         return list(chain.from_iterable(of_group or () for of_group in comparisons.values()))
 
     def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
         name = f"sums of {label_of(block.pairs, self.sample)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
-        for share in range(done + 1, shares + 1):
-            part = collect(share, shares)
-            whole = part if whole is None else whole.merge(part)
-            header, arrays = whole.to_arrays()
-            self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+        with together(self.examples, "reading", "examples", done=0 if whole is None else whole.examples):
+            for share in range(done + 1, shares + 1):
+                part = collect(share, shares)
+                whole = part if whole is None else whole.merge(part)
+                header, arrays = whole.to_arrays()
+                self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+                self._advance(whole.examples)
         assert whole is not None
-        whole.part = ""
+        whole.note(part="")
         return whole
+
+    def _advance(self, examples: int) -> None:
+        """Report how many examples are read: all of the finished passes, and so many of the one that is taken."""
+        if self.examples is not None:
+            total = self.passes * self.examples
+            self.job.advance(min(self.finished * self.examples + examples, total), total, "examples")
 
     def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
         comparisons = comparisons_of(whole, self.measures, pairs)
@@ -126,11 +144,7 @@ def data_digest(data: Any, examples: int | None) -> str:
     """Return a text that identifies data, after reading all of them."""
     digest, seen = DataDigest(), 0
     for batch in batches_of(data, examples):
-        length = length_if_known(batch)
-        if length is None:
-            raise InvalidValue(
-                "a batch of the data has no length, so they can't be recognised later; leave `save` out."
-            )
+        length = batch_length(batch)
         digest.update(batch, range(seen, seen + length))
         seen += length
     return digest.hex

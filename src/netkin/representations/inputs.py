@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from netkin.arrays import plain_array, refuse_masked
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
-from netkin.progress import reporting
+from netkin.progress import ProgressOption, reporting
 from netkin.representations.hooks import copied, copied_leaf, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
 from netkin.settings import tf32_in
@@ -44,11 +44,7 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     The model inside `DataParallel`, `DistributedDataParallel` and `torch.compile` is run, without the wrapper. All that
     `forward` does with the model counts as one forward.
     """
-    return run_unwrapped(unwrapped(model), batch, forward)
-
-
-def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
-    """Return what `call` does, for a model that is known to have no wrapper."""
+    model = unwrapped(model)
     if forward is not None:
         with one_forward(model):
             return forward(model, batch)
@@ -163,11 +159,7 @@ def to_model(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype
 
 def inputs_of(batch: Any) -> Any:
     """Return the part of a batch that is fed to a model: a tuple's or list's first element, otherwise the batch."""
-    if not isinstance(batch, (tuple, list)):
-        return batch
-    if not batch:
-        raise ForwardError(f"a batch is an empty {type(batch).__name__}; its first element must hold the inputs.")
-    return batch[0]
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 def labels_of(batch: Any) -> Any:
@@ -269,9 +261,9 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
         raise InvalidValue(f"the data gave no batches: they hold no examples{held}; give at least one.")
 
 
-def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
-    """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
-    with reporting(examples_in(data, examples), doing, "examples") as report:
+def reported_batches(data: Any, examples: int | None, what: str, progress: ProgressOption = None) -> Iterator[Any]:
+    """Yield the batches of the data, up to `examples` examples, and report how many examples were given."""
+    with reporting(examples_in(data, examples), what, "examples", progress) as report:
         for batch in batches_of(data, examples):
             yield batch
             report.update(length_if_known(batch) or 0)
@@ -459,10 +451,8 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
         refuse_masked(leaf, "data")
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
-        leaf = plain_array(leaf)
-        shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
-        leaf = torch.as_tensor(leaf if shared else leaf.copy())
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":  # numbers, and no texts
+        leaf = torch.from_numpy(plain_array(leaf).copy())
     if not isinstance(leaf, Tensor):
         return copied_leaf(leaf)
     there = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)

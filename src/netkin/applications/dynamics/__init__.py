@@ -246,7 +246,7 @@ class RunStudy:
         """Return the plan of comparing the first checkpoint with the final one."""
         first, last = self.run.steps[0], self.run.steps[-1]
         spec = replace(self.spec, examples=examples, names=(f"{self.run.unit} {first}", f"{self.run.unit} {last}"))
-        call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device), Local())
+        call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device))
         return call.explained(self.measures)
 
     def call(self, data: Any, examples: int | None) -> str:
@@ -263,17 +263,17 @@ class RunStudy:
         if apart is not None:
             self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            for step in reported(self.run.steps, "looking at checkpoints", "files"):
+            for step in reported(self.run.steps, "reading checkpoints", "files"):
                 self.identify(step)
         with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
-            job.expect(map(self._part, self.weights))
+            job.expect(map(self._part, self.weights), f"{self.run.unit}s")
             try:
                 waiting = self._waiting(job)
                 if apart is None:
                     self._compare_all(job, waiting, call)
                 else:
                     self.done |= apart.compare(job, {step: self._part(step) for step in waiting})
-                    job.expect(map(self._part, self.done))
+                    job.expect(map(self._part, self.done), f"{self.run.unit}s")
                     job.save(lambda: self._so_far(call))
             except KeyboardInterrupt:
                 if not experiment.partial or not self.done:
@@ -356,7 +356,7 @@ class RunStudy:
         a: Any = self._final if step == last else self.run.at(step)
         b: Any = None if step == last else self._final
         spec = replace(self.spec, names=(f"{self.run.unit} {step}", f"{self.run.unit} {last}"))
-        (found,) = call_of(a, b, self.data, spec, Run(device=self.device), Local()).compare(self.measures)
+        (found,) = call_of(a, b, self.data, spec, Run(device=self.device)).compare(self.measures)
         source = next(checkpoint.source for checkpoint in self.run.checkpoints if checkpoint.step == step)
         read = str(source) if isinstance(source, Path) else type(source).__name__
         own = {"checkpoint a": read, "weights a": self.weights[step]}

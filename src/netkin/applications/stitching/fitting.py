@@ -135,9 +135,9 @@ def _saved_sides(every: Sequence[Comparer], names: Pair, weights: Sequence[str])
     for statistics in every:
         for x, y in statistics.pairs.of:
             for sides in ((x, y), (y, x)):
-                if [statistics.origins[side].get("weights") for side in sides] == list(weights):
+                if [statistics.record.origins[side].get("weights") for side in sides] == list(weights):
                     return statistics, sides
-    known = {origin.get("weights") for statistics in every for origin in statistics.origins.values()}
+    known = {origin.get("weights") for statistics in every for origin in statistics.record.origins.values()}
     strange = next((name for name, own in zip(names, weights, strict=True) if own not in known), None)
     if strange is not None:
         raise _unfit(

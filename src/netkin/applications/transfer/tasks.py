@@ -111,7 +111,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
-        for one in filter(_is_sketched, map(find, made.asked)):
+        for one in filter(_is_sketched, map(find, made.record.asked)):
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
@@ -196,9 +196,9 @@ def _beside(found: Mapping[str, Comparer], measure: Measure, step: int, pairs: P
     first = next(iter(found.values()))
     study = replace(first.study, layers=alignment.layers, pair_blocks=alignment.pair_blocks, examples=None, chunks=0)
     made = Comparer.of(Spec(), [], pairs, study)
-    made.alignment, made.models, made.plan_text, made.settings = alignment, list(found), first.plan_text, first.settings
-    made.examples = sum(own.examples for own in found.values())
-    made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
+    made.alignment, made.examples = alignment, sum(own.examples for own in found.values())
+    origins = {name: next(iter(own.record.origins.values())) for name, own in found.items()}
+    made.note(origins=origins, plan=first.record.plan, settings=first.record.settings)
     parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
     made.collectors = [[_joined(parts)]]
     return made
@@ -249,14 +249,14 @@ def _finished(
     n, origin = len(made[0]), dict(first.provenance)
     del origin["data digest"]  # of no data at all
     for side, own in (("a", a), ("b", b)):
-        origin |= {f"data {side}": own.data, f"examples {side}": f"{own.examples:,}"}
+        origin |= {f"data {side}": own.record.data, f"examples {side}": f"{own.examples:,}"}
         origin |= {f"data {side} digest": own.digest.hex} if own.digest.count else {}
     origin |= {"buckets": buckets, "values": f"mean over {n} seeds of the sketch" if n > 1 else "of one sketch"}
     origin |= {"standard errors": f"of the mean over {n} seeds; one sketch varies √{n} times as much"} if n > 1 else {}
     return replace(
         first,
         tables={table.id: table for table in tables},
-        data=" and ".join(dict.fromkeys([a.data, b.data])),
+        data=" and ".join(dict.fromkeys([a.record.data, b.record.data])),
         examples=a.examples if share == 1 else a.examples + b.examples,
         seed=int(tables[0].quantity.parameters["seed"] or 0),
         caveats=grouped(said),
