@@ -60,7 +60,9 @@ def test_checkpoints_are_a_run_that_dynamics_reads(netkin):
 
 def test_layers_are_frozen_by_a_schedule_or_at_fractions(netkin):
     assert facts(netkin(f"{LINE} --freeze linear --json"))["frozen"] == ["conv1", "conv2", "conv3", "conv4"]
-    assert facts(netkin(f"{LINE} --freeze conv2=0 --out frozen.pt --json"))["frozen"] == ["conv2"]  # and what is before it
+    assert facts(netkin(f"{LINE} --freeze conv2=0 --out frozen.pt --json"))["frozen"] == [
+        "conv2"
+    ]  # and what is before it
     start, end = nk.load_model("netkin:digits", seed=0), nk.load_model("netkin:digits@frozen.pt")
     assert torch.equal(start.conv2.weight, end.conv2.weight)
     assert not torch.equal(start.conv3.weight, end.conv3.weight)
