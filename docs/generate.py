@@ -241,7 +241,9 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
-CALLS = (nk.recommend, nk.task2vec, nk.task_similarity)  # whose keywords are options of commands
+CALLS = (
+    nk.recommend, nk.task2vec, nk.task_similarity, nk.stitch_all, nk.compress, nk.share_coefficients,
+)  # fmt: skip  # whose keywords are options of commands
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.applications.stitching.request import StitchRequest, SweepOptions
+from netkin.comparing.sides import named_models
 from netkin.comparing.spec import declarations
 from netkin.errors import FileError, InvalidValue, UnknownName
 

@@ -129,7 +129,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     monkeypatch.setattr(federated, "sampled", stopped)
     result = netkin(f"{FEDERATE} --out u.netkin")
     assert result.exit_code == 130
-    assert "1 of 2 parts done in u.netkin; run the same command again to resume." in result.stderr
+    assert "1 of 2 rounds done in u.netkin; run the same command again to resume." in result.stderr
     monkeypatch.setattr(federated, "sampled", drawn)
     assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 

@@ -25,7 +25,6 @@ from netkin.jobs import Identity, Job, refuse_output
 from netkin.progress import ProgressOption, showing
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import refuse_lazy
-from netkin.results.records import distinct
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
@@ -159,20 +158,3 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 DECLARED = declarations(Experiment)
-
-
-def named_models(models: Any) -> dict[str, nn.Module | str]:
-    """Return models by their names: from a mapping, or from a list of names as `nk.load_model` takes them."""
-    if isinstance(models, Mapping):
-        return dict(models)
-    if isinstance(models, (str, nn.Module)):
-        kind = type(models).__name__
-        sentence = f"`models` are several; got one {kind}. Give a mapping or a list of names."
-        raise InvalidValue(sentence, argument="models")
-    names = list(models)
-    for name in names:
-        if not isinstance(name, str):
-            kind = type(name).__name__
-            sentence = f"a list of `models` holds names; got a {kind}. Give models as a mapping of their names."
-            raise InvalidValue(sentence, argument="models")
-    return dict(zip(distinct(names, "models"), names, strict=True))

@@ -248,23 +248,19 @@ SHAPE = declared(
 )  # fmt: skip
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
+BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
+MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
+SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
 _COMPARING = (
     declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
     EXAMPLES,
     BALANCED,
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=128,
-        show_default=True,
-        metavar="N",
-        help="Batch size.",
-    ),
-    declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
+    BATCH_SIZE,
+    MEMORY,
     DEVICE,
-    declared("seed", "Also for the sample of --examples.", type=int, metavar="N"),
+    SEED,
 )
 
 

@@ -232,19 +232,8 @@ def _score_tasks(
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."
 )
-@click.option(
-    "--source",
-    default="joint",
-    show_default=True,
-    metavar="NAME",
-    help="With --atoms: name of the model whose coefficients are used, or `joint` for a fit to all.",
-)
-@click.option(
-    "--block",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --atoms: block size, for networks of different widths; see the guide to filter subspaces.",
-)
+@declared("source", "Needs --atoms.", of="share_coefficients", metavar="NAME")
+@declared("block", "Needs --atoms.", of="share_coefficients", type=COUNT, metavar="N")
 @click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True,
               help="Measure between the atoms.")  # fmt: skip
 @click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")

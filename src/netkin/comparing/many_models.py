@@ -8,7 +8,7 @@ taken, whose rows are kept; else models run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
@@ -27,7 +27,7 @@ from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Side
+from netkin.comparing.sides import ModelInput, Side, named_models
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import (
@@ -51,7 +51,6 @@ from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import names_weights, refuse_unknown_model
-from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
@@ -131,7 +130,7 @@ def explain_many(
 
 def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     """Return the call for all pairs of some models."""
-    named = _named(models)
+    named = named_models(models)
     if len(named) < 2:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
     refuse_half_characters(named)
@@ -143,20 +142,6 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
         data = load_data(data, models=list(named.values()))
     of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
     return Call(sources, data, spec, run, of)
-
-
-def _named(models: Any) -> dict[str, Any]:
-    """Return models by their names: those of a list by their numbers, or by what names them."""
-    if isinstance(models, Mapping):
-        return dict(models)
-    if isinstance(models, str) or not isinstance(models, Iterable):
-        raise InvalidValue(
-            f"`models` must be a mapping from names to models, or a list; got {models!r}.", argument="models"
-        )
-    listed = list(models)
-    if listed and all(isinstance(model, str) for model in listed):
-        return dict(zip(numbered(listed), listed, strict=True))
-    return {str(place): model for place, model in enumerate(listed)}
 
 
 # --- the way through all pairs ----------------------------------------------------------------------------------------
@@ -449,7 +434,8 @@ class Many:
         modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
-            parts = PairsJob(job, self.measures, way.blocks, way.sample)
+            examples = way.sample or examples_in(self.call.data, self.call.spec.examples)
+            parts = PairsJob(job, self.measures, way.blocks, way.sample, examples)
             result = Comparisons(self._through(way, replace(self.call, limit=limit), parts))
             job.save(lambda: result)
             return result
@@ -502,7 +488,7 @@ class Many:
         by_pair: dict[Pair, Comparison] = {}
         total = examples_in(self.call.data, self.call.spec.examples) if way.is_sample else None
         digest = ""
-        for block in reported(way.blocks, "comparing", "passes"):
+        for block in reported(way.blocks, "comparing", "passes") if len(way.blocks) > 1 else way.blocks:
             comparisons = self._compared(block, way, call, parts)
             digest = _same_data(digest, comparisons[0])
             by_pair |= {(comparison.a, comparison.b): as_sample(comparison, total) for comparison in comparisons}

@@ -7,7 +7,7 @@ rows for a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from netkin.representations.layers import (
 from netkin.representations.shapes import Shape
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
+from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -433,3 +434,16 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
         yield
     finally:
         model.to(homes.pop())
+
+
+def named_models(models: Any) -> dict[str, Any]:
+    """Return several models by their names: those of a list by their numbers, or by the texts that name them."""
+    if isinstance(models, Mapping):
+        return dict(models)
+    if isinstance(models, (str, nn.Module)) or not isinstance(models, Iterable):
+        got = repr(models) if isinstance(models, str) else f"one {type(models).__name__}"
+        raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {got}.", argument="models")
+    listed = list(models)
+    if listed and all(isinstance(model, str) for model in listed):
+        return dict(zip(numbered(listed), listed, strict=True))
+    return {str(place): model for place, model in enumerate(listed)}

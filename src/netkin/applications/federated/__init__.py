@@ -260,7 +260,7 @@ def _federated(experiment: FederatedExperiment, job: Job, call: str) -> Federati
     """Return the federation, from its first round or from where it stopped."""
     tuning, rounds = f"fine-tuning after round {experiment.rounds}", map(_round, range(1, experiment.rounds + 1))
     pretraining, finetuning = [PRETRAINING] * (experiment.public is not None), [tuning] * bool(experiment.finetune)
-    job.expect([*pretraining, *rounds, *finetuning])
+    job.expect([*pretraining, *rounds, *finetuning], "parts" if pretraining or finetuning else "rounds")
     base = state_of(experiment.model)
     if experiment.public is not None:
         base |= _tensors(job.part(PRETRAINING, lambda: _pretrained(experiment)).arrays, base)

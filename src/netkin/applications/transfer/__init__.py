@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from netkin import __version__
-from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.applications.transfer.evidence import (
     Array,
     Evidence,
@@ -44,6 +44,7 @@ from netkin.applications.transfer.scores import (
 from netkin.applications.transfer.task_similarity import task_similarity
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
+from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
