@@ -277,14 +277,7 @@ _ERRORS = (
     _EXACT,
 )
 _SKETCHING = (
-    click.option(
-        "--seeds",
-        type=click.IntRange(min=1),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Number of random seeds over which values are averaged; a STATISTICS file has its own.",
-    ),
+    declared("seeds", of="compare_tasks", type=click.IntRange(min=1), metavar="N"),
     click.option(
         "--independent-buckets",
         is_flag=True,
