@@ -287,7 +287,8 @@ class _Replayed:
             same = paired(given, self._run(other, self.inputs.copied(self.trace.dtypes, self._default, device)))
         except Exception:  # it does not take the reference's form
             return own
-        errors = [sum(float(difference(*pair).square().sum()) for pair in pairs) for pairs in (own, same)]
+        squares = self.replay.examples.squares
+        errors = [sum(float(squares(difference(*pair)).sum()) for pair in pairs) for pairs in (own, same)]
         if errors[0] > 4 * errors[1]:
             call.arguments += [(".".join(map(str, path)), _in_two_forms(self.inputs, path, forms)) for path in forms]
         return own if errors[0] <= errors[1] else same
