@@ -248,23 +248,19 @@ SHAPE = declared(
 )  # fmt: skip
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
+BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
+MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
+SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
 _COMPARING = (
     declared("pairs", type=click.Choice(["all", "corresponding"])),
     SHAPE,
     _RESIZE,
     EXAMPLES,
     BALANCED,
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=128,
-        show_default=True,
-        metavar="N",
-        help="Batch size.",
-    ),
-    declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
+    BATCH_SIZE,
+    MEMORY,
     DEVICE,
-    declared("seed", "Also for the sample of --examples.", type=int, metavar="N"),
+    SEED,
 )
 
 
@@ -281,14 +277,7 @@ _ERRORS = (
     _EXACT,
 )
 _SKETCHING = (
-    click.option(
-        "--seeds",
-        type=click.IntRange(min=1),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Number of random seeds over which values are averaged; a STATISTICS file has its own.",
-    ),
+    declared("seeds", of="compare_tasks", type=click.IntRange(min=1), metavar="N"),
     click.option(
         "--independent-buckets",
         is_flag=True,
@@ -299,7 +288,7 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(
+    return with_options(
         command, _data(needs_data), _measures(["cka"]), LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS
     )
 
@@ -315,7 +304,7 @@ def engine_options(command: Command, *, but: str = "") -> Command:
         is_eager=True,
         help=" ".join(f"{name}: {ENGINES[name]}." for name in known),
     )
-    return _with_options(command, engine, *_ENGINE)
+    return with_options(command, engine, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:
@@ -323,19 +312,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
+    return with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
+    return with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
 
 
 def result_options(
@@ -361,7 +350,7 @@ def result_options(
         OVERWRITE,
         JSON,
     )
-    return lambda command: _with_options(command, *options)
+    return lambda command: with_options(command, *options)
 
 
 def _data(required: bool = True) -> Option:
@@ -378,7 +367,8 @@ def _measures(
     )
 
 
-def _with_options(command: Command, *options: Option) -> Command:
+def with_options(command: Command, *options: Option) -> Command:
+    """Give a command some options, in this order."""
     for option in reversed(options):
         command = option(command)
     return command

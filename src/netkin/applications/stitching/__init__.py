@@ -27,7 +27,7 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.spec import takes_options
 from netkin.errors import InflatedWarning, InvalidValue, outside
 from netkin.identity import described_call
-from netkin.representations.inputs import device_of, watched
+from netkin.representations.inputs import device_of, reported_batches
 from netkin.representations.layers import unwrapped
 from netkin.sources.names import by_name
 
@@ -99,7 +99,7 @@ def stitch(
     call = _call("nk.stitch", request, ends, how=way.id)
     if way.training is not None:
         request.refuse_iterators("a training", "data")
-    with request.lending(data=(request.validation,)):
+    with request.lending(a, b, data=(request.validation,)):
         one = _fitted(request, call)[pair, way]
         if way.training is not None:
             one = train_stitch(one, data, way.training, request.validation, request.examples)
@@ -138,7 +138,7 @@ def fit_all(
     models = two_models(a, b, names)
     request = StitchRequest(models=models, data=data, test=test, ways=tuple(ways.values()), pairs=pairs, **options)
     call = _call("fit_all", request, {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs)}, hows=list(ways))
-    with request.lending():
+    with request.lending(a, b):
         found = _fitted(request, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:
@@ -162,7 +162,7 @@ def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, Way], Stitch]
     names, (a, b) = tuple(request.models), request.given_models.values()
     data, examples = request.tried
     few = request.saved or all(way.is_blind for way in request.ways)
-    batches: Iterator[Any] = watched(data, FEW if few else examples, "fitting")
+    batches: Iterator[Any] = reported_batches(data, FEW if few else examples, "fitting")
     first = next(batches)
     found = joints(a, b, first, pairs=request.pairs, resize=request.resize, names=(names[0], names[1]))
     found.refuse()

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from netkin.applications.stitching.evaluating import ActivationSimilarity, value_if_any
+from netkin.applications.stitching.evaluating import ActivationSimilarity, drop_padding, value_if_any
 from netkin.applications.stitching.joining import End
 from netkin.applications.stitching.maps import find, with_seed
 from netkin.applications.stitching.network import Stitch, Stitched
@@ -55,7 +55,6 @@ from netkin.jobs import Job
 from netkin.measures import cka
 from netkin.measures.kernels import batch_cka
 from netkin.memory import format_bytes
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of, recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
 from netkin.representations.inputs import (
@@ -66,6 +65,7 @@ from netkin.representations.inputs import (
     labels_of,
     loader_of,
     prepared,
+    reported_batches,
     sampler_of,
     take,
 )
@@ -245,19 +245,6 @@ def scores(answers: Tensor) -> Tensor:
             "pass a function (answers, own_answers, labels) as `labels`."
         )
     return rows
-
-
-def drop_padding(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
-    """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
-    if answers.ndim != 3:
-        return answers, own, labels
-    of_places = isinstance(labels, Tensor) and labels.shape == answers.shape[:2] and not labels.is_floating_point()
-    counts = mask if mask is not None and mask.shape == answers.shape[:2] else None
-    if of_places:
-        counts = labels >= 0 if counts is None else counts & (labels >= 0)  # -100 marks what does not count
-    if counts is None:
-        return answers, own, labels
-    return answers[counts], None if own is None else own[counts], labels[counts] if of_places else labels
 
 
 def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
@@ -578,7 +565,8 @@ def _trained(
 ) -> Training:
     digests = {"data": BatchesDigest(data), "validation data": BatchesDigest(validation)}
     read, sampling = partial(batches_of, data, examples), Sampling(settings.sample)
-    batches = digests["data"].passing(read() if settings.looks_at_own else _with_fit_labels(network, read()))
+    first = reported_batches(data, examples, "gathering")
+    batches = digests["data"].passing(first if settings.looks_at_own else _with_fit_labels(network, first))
     course, kept = _course(network, batches, read, settings, sampling if validation is None else None)
     if validation is not None:
         for batch in digests["validation data"].passing(batches_of(validation)):
@@ -622,7 +610,7 @@ def _course(
     computed anyhow if that is enough.
     """
     kept, size, steps, seen, penalised = list[Portion](), 0, 0, 0, bool(settings.cka_penalty)
-    for batch in reported(batches, "gathering", "batches"):
+    for batch in batches:
         steps, seen, one = steps + 1, seen + batch_length(batch), None
         if size <= settings.memory:
             own = penalised or (sampling is not None and settings.looks_at_own)
