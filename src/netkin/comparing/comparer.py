@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 KIND = "statistics"
-FED = ("measures", "layers", "pairs", "shape", "memory", "seed", "errors", "chunks")  # options without running models
+# options without running models
+FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
 PLAIN = ("models", "origins", "resizes", "plan_text", "names", "data", "examples", "settings", "part", "asked",
          "warnings", "created")  # fmt: skip
-STUDY = ("examples", "chunks", "seed")
+STUDY = ("examples", "chunks", "seed", "tokens")
 
 
 class Comparer:
@@ -83,7 +84,9 @@ class Comparer:
         self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
         self.asked = [measure.id for measure in measures]  # in the order in which they were asked for
         limit = memory_limit(spec.limit)
-        self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
+        self.study = study or Study(
+            {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
+        )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
         self.plan_text = ""
         self.models: list[str] = list(dict.fromkeys(chain.from_iterable(pairs.of)))

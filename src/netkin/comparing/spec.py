@@ -13,6 +13,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
@@ -48,7 +49,9 @@ class Spec:
         "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own.",
     )
     pairs: Any = option(
-        "all", '"all", each with every other, "corresponding", those of one name, or a list of (layer, layer).'
+        "all",
+        '"all", each with every other, "corresponding", those of one name, "band:2", each with those up to two places '
+        "deeper or shallower, or a list of (layer, layer).",
     )
     examples: int | None = option(None, "the number of examples after which the pass ends.")
     part: str | tuple[int, int] | None = option(
@@ -66,6 +69,11 @@ class Spec:
     memory: float | None = option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
     rows: int | None = option(
         None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
+    )
+    tokens: int | None = option(
+        None,
+        "how many tokens to sample with shape tokens, chosen by `seed`; by default all, or 4,096 where statistics of "
+        "all do not fit the memory.",
     )
     seed: int = option(0, "seed of the sample of rows that kernel measures read.")
     transforms: Any = option(None, "a function of the inputs, or one for each model.")
@@ -97,6 +105,7 @@ class Spec:
             ("examples", 1, "is a number of examples"),
             ("start", 0, "is the number of the first example"),
             ("rows", 1, "is the size of a sample of the examples"),
+            ("tokens", 4, "is the size of a sample of the tokens"),
         ):
             value = getattr(self, name)
             if value is not None and not _is_whole(value, least):
@@ -175,6 +184,7 @@ class Options(TypedDict, total=False):
     resize: str | None
     memory: float | None
     rows: int | None
+    tokens: int | None
     seed: int
     transforms: Any
     forward: Any
@@ -314,10 +324,10 @@ def parse_part(part: Any) -> tuple[int, int]:
 
 
 def checked_pairs(which: Any) -> Any:
-    """Return which pairs of layers are compared: "all", "corresponding", or a list without repetitions."""
+    """Return which pairs of layers are compared: "all", "corresponding", "band:K", or a list without repetitions."""
     if isinstance(which, str):
-        if which not in ("all", "corresponding"):
-            sentence = f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}."
+        if which not in ("all", "corresponding") and not re.fullmatch(r"band:\d+", which):
+            sentence = f"`pairs` is 'all', 'corresponding', 'band:2' or a list of (layer, layer); got {which!r}."
             raise UnknownName(sentence, argument="pairs", value=which)
         return which
     pairs = list(which) if isinstance(which, Iterable) else [which]
