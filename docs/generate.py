@@ -1,8 +1,8 @@
 """Write the pages made from the code and the records: `measures.md`, `cli.md`, `reproductions.md` and `claims.html`.
 
 In `recommend.md`, a guide, and in `map.md` the part between two marks is written. `names.json` of the command line has
-the names that its help and its completion show, so that these need no torch. With ``--check``, say which of these is
-out of date.
+the names and sentences that its help and its completion show, so that these need no torch. With ``--check``, say which
+of these is out of date.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from os.path import normpath
 from pathlib import Path
+from typing import Any
 
 import click
 
-from netkin.cli import cli, commands
-from netkin.cli.options import grouped_options
+import netkin as nk
 from netkin.measures import Measure, measures
 
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent))  # for `reproductions`, which is not installed
 
-from reproductions.page import grouped, report_claims, tally  # noqa: E402
+from reproductions.page import NOT_STATED, anchor, grouped, report_claims, tally  # noqa: E402
 from reproductions.record import Claim, later_notes, recorded  # noqa: E402
+from reproductions.running import trainings  # noqa: E402
 
 RESULTS = FOLDER.parent / "reproductions" / "results"
 MEASURES = """# Measures
@@ -46,18 +48,18 @@ Generated from the commands, by `make docs`; `netkin COMMAND --help` prints the 
 """
 REPRODUCTIONS = """# Reproductions
 
-What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`; [Reproducing a
-paper](reproducing.md) explains how to run a claim and how to add one. The cpu scale is small: part of the data and
-narrow networks, minutes on a CPU. The gpu scale has larger networks and all images of the data, but fewer epochs,
-rounds and repetitions than the papers, since time on a GPU was short: [The papers' settings and
-ours](reproducing.md#the-papers-settings-and-ours) compares them. A value after ± is a standard error, and a claim is
-decided by the 95% interval of Student's t (gradients/recommender, which ranks networks, by that of a bootstrap over its
-trainings); if the interval contains the threshold, it is undecided. The control is a case in which the claim should
-fail, measured by the same code. A time is that of the claim alone, without networks and stitches that were already in
-the cache. A record names the commit that measured it, if it was made after 18 November 2026; what had to be said of a
-record later is noted below it. Records of another criterion, control or recipe than the present ones are not shown.
-Claims are counted at the largest scale at which they were measured.
-<a href="claims.html">The same with charts</a> is a separate page; `python -m reproductions --page FILE` writes it.
+What papers claim, measured again. Generated from the records in `reproductions/results` by `make docs`. Each claim
+links to <a href="claims.html">the page of all claims</a>, which is made while the site is built: criterion, control,
+all numbers, charts and how they were measured (`python -m reproductions --page FILE` writes it too). [Reproducing a
+paper](reproducing.md) explains how to run a claim, how to add one, and what a verdict means.
+
+The cpu scale is small: part of the data and narrow networks, minutes on a CPU. The gpu scale has larger networks and
+all images of the data, but mostly shorter trainings than the papers; both lengths are in the table, and [The papers'
+settings and ours](reproducing.md#the-papers-settings-and-ours) compares the rest. A value after ± is a standard error,
+and a claim is decided by the 95% interval of Student's t; if the interval contains the threshold, it is undecided. The
+table shows one number of each claim. The control is a case in which the claim should fail, measured by the same code.
+Records of another criterion, control or recipe than the present ones are not shown. Claims are counted at the largest
+scale at which they were measured.
 """
 
 
@@ -107,11 +109,15 @@ def bounds(measure: Measure) -> str:
 
 def page_of_commands() -> str:
     """Return the text of `docs/cli.md`."""
+    from netkin.cli import cli, commands  # which read names.json, written before
+
     return COMMANDS + paragraphs(cli) + "\n" + "\n".join(command(name, one) for name, one in commands().items())
 
 
 def command(name: str, one: click.Command) -> str:
     """Return a command's own part: what it does, its usage, its options and its example."""
+    from netkin.cli.options import grouped_options
+
     context = click.Context(one, info_name=f"netkin {name}")
     usage = " ".join([context.command_path, *one.collect_usage_pieces(context)])
     tables = "".join(option_table(*group) for group in grouped_options(one, context).items())
@@ -144,11 +150,9 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def page_of_reproductions() -> str:
-    """Return the text of `docs/reproductions.md`: the tables of all papers, then their claims one by one."""
+    """Return the text of `docs/reproductions.md`: a table for each paper."""
     papers = grouped(records())
     parts = [paper_table(paper, by_id) for paper, by_id in papers.items()] or ["\nNothing is recorded yet.\n"]
-    for paper, by_id in papers.items():
-        parts += ["\n".join([f"\n## {paper}, claim by claim\n", *map(claim_section, by_id.values())])]
     return REPRODUCTIONS + "".join(parts)
 
 
@@ -161,9 +165,9 @@ def records() -> list[Claim]:
 
 
 @cache
-def notes() -> dict[tuple[str, str], list[str]]:
-    """Return what was said of records after they were measured."""
-    return later_notes(RESULTS, records())
+def beside_records() -> dict[str, Any]:
+    """Return what was said of records after they were measured, and how long the papers trained and we did."""
+    return {"notes": later_notes(RESULTS, records()), "trainings": trainings(records())}
 
 
 def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
@@ -171,43 +175,20 @@ def paper_table(paper: str, by_id: dict[str, list[Claim]]) -> str:
     found = [claim for scales in by_id.values() for claim in scales]
     reference = found[0].provenance.get("paper", paper).rstrip(".")
     lines = [f"\n## {paper}\n", f"{reference}. {tally(found)}.\n"]
-    head = list(found[0].row)
+    head = list(cells_of(found[0]))
     return "\n".join([*lines, f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(map(claim_row, found))])
 
 
 def claim_row(claim: Claim) -> str:
     """Return a claim's line of the table at one scale."""
-    cells = claim.row | {"claim": f"[{claim.name}](#{claim.paper}-{claim.name})"}
-    return f"| {' | '.join(map(in_cell, cells.values()))} |\n"
+    return f"| {' | '.join(map(in_cell, cells_of(claim).values()))} |\n"
 
 
-def claim_section(scales: list[Claim]) -> str:
-    """Return a claim's own part: what the paper says, when we call it reproduced, and what we found at each scale."""
-    one = scales[0]
-    lines = [f"### {one.paper} {one.name}", "", f"{one.figure}. The paper:", "", f"> {one.sentence}", ""]
-    lines += [f"*Criterion:* {one.criterion}", ""]
-    lines += (
-        [f"*Control:* {one.control}.", ""]
-        if one.control
-        else ["An identity: it follows from algebra and tests the code.", ""]
-    )
-    return "\n".join([*lines, *map(scale_part, scales)])
-
-
-def scale_part(claim: Claim) -> str:
-    """Return what was found at one scale: the verdict, the numbers, the note and where they come from."""
-    names = dict.fromkeys([*claim.measured, *claim.controls])
-    numbers = ((name, claim.measured.get(name, ""), claim.controls.get(name, "")) for name in names)
-    rows = "".join(f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |\n" for cells in numbers)
-    facts = [claim.provenance.get(name, "") for name in ("data", "device")]
-    seeds = f"seeds {', '.join(map(str, claim.seeds))}" if claim.seeds else ""
-    commit = f"commit {claim.provenance['commit']}" if "commit" in claim.provenance else ""
-    facts += [seeds, claim.time, f"netkin {claim.version}", commit, claim.created[:10]]
-    later = [f"*Noted later:* {text}" for text in notes().get((claim.id, claim.scale), ())]
-    lines = [f"At {claim.scale} scale: **{claim.verdict}**. {claim.conclusion}", ""]
-    lines += [f"| number | ours | control |\n|---|---|---|\n{rows}"]
-    told = [part for text in (claim.note, *later) if text for part in (text, "")]
-    return "\n".join([*lines, *told, f"*{'; '.join(filter(None, facts))}.*", ""])
+def cells_of(claim: Claim) -> dict[str, str]:
+    """Return the cells of a claim's line, with a link to all that was found."""
+    papers, ours = beside_records()["trainings"].get((claim.id, claim.scale), ("", ""))
+    trained = {"the paper trains": papers or (NOT_STATED if ours else "–"), "here": ours or "–"}
+    return claim.row | {"claim": f'<a href="claims.html#{anchor(claim)}">{claim.name}</a>'} | trained
 
 
 def in_cell(text: str) -> str:
@@ -260,13 +241,18 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
+CALLS = (nk.recommend, nk.task2vec, nk.task_similarity)  # whose keywords are options of commands
+ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
+
+
 def names_of_the_library() -> str:
-    """Return the names that the command line shows, as they are registered in the library."""
+    """Return what the command line shows of the library: names that are registered, and options of functions."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
+    from netkin.applications.transfer.task_similarity import SCORES as TASK_SCORES
     from netkin.comparing.engines import ENGINES
     from netkin.representations.shapes import SHAPES
     from netkin.sources.architectures import ARCHITECTURES
@@ -277,11 +263,23 @@ def names_of_the_library() -> str:
     kinds = {
         "networks": ARCHITECTURES, "data": NAMED, "shapes": SHAPES, "measures": sorted(ours), "engines": ENGINES,
         "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
+        "task scores": TASK_SCORES,
         "algorithms": ALGORITHMS, "coefficients": SOURCES, "deals": DEALS, "learners": LEARNERS,
     }  # fmt: skip
     lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
     lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']
+    options = [f"{json.dumps(call.__name__)}: {json.dumps(options_of(call), ensure_ascii=False)}" for call in CALLS]
+    lines += ['"options": {\n  ' + ",\n  ".join(options) + "\n }"]
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def options_of(call: Callable[..., Any]) -> dict[str, list[Any]]:
+    """Return the default and the sentence of each keyword of a function, for its command."""
+    described = (inspect.getdoc(call) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    sentences = {name: " ".join(text.split()) for name, text in re.findall(ARGUMENT, described, re.MULTILINE)}
+    keywords = [one for one in inspect.signature(call).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    plain = [one for one in keywords if one.default is None or isinstance(one.default, bool | int | float | str)]
+    return {one.name: [one.default, sentences[one.name]] for one in plain}
 
 
 PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}
@@ -308,6 +306,6 @@ if __name__ == "__main__":
         for name, page in PAGES.items():
             (FOLDER / name).write_text(page())
         if RESULTS.exists() and (found := records()):
-            report_claims(found, FOLDER / "claims.html", notes=notes(), overwrite=True)
+            report_claims(found, FOLDER / "claims.html", **beside_records(), overwrite=True)
     elif stale := out_of_date():
         sys.exit(f"out of date: {', '.join(normpath(f'docs/{name}') for name in stale)}; run `make docs`.")

@@ -16,7 +16,7 @@ from reproductions import listing
 from reproductions.laboratory import Lab
 from reproductions.page import report_claims
 from reproductions.record import SCALES, later_notes
-from reproductions.running import RESULTS, current, device_named, run
+from reproductions.running import RESULTS, current, device_named, run, trainings
 
 
 def options() -> argparse.ArgumentParser:
@@ -78,7 +78,8 @@ def _run(chosen: argparse.Namespace) -> int:
         has_failed = any(outcome.fault for outcome in outcomes)
     if chosen.page:
         claims = current(chosen.out)
-        report_claims(claims, chosen.page, notes=later_notes(chosen.out, claims), overwrite=chosen.overwrite)
+        notes = later_notes(chosen.out, claims)
+        report_claims(claims, chosen.page, notes=notes, trainings=trainings(claims), overwrite=chosen.overwrite)
     return int(has_failed)
 
 

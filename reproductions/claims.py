@@ -128,6 +128,8 @@ class Statement:
     measures: tuple[str, ...]
     kind: str
     scales: tuple[str, ...]
+    papers_training: str
+    training: Callable[[str, str], str] | None
     measure: Callable[[Lab], Finding]
 
     @property
@@ -150,6 +152,8 @@ def claim(
     measures: Sequence[str] = (),
     kind: str = EMPIRICAL,
     scales: Sequence[str] = SCALES,
+    papers_training: str = "",
+    training: Callable[[str, str], str] | None = None,
 ) -> Callable[[Function], Function]:
     """Return a decorator that files a function as the claim `id`; the function itself stays as it is.
 
@@ -163,6 +167,9 @@ def claim(
         measures: The ids of the measures it takes.
         kind: "empirical", or "identity" for what is algebra and stays out of the tally.
         scales: At which scales it can be measured.
+        papers_training: How long the paper trains, if it says so.
+        training: A function that returns how long we train at a scale, of the scale and the lengths of the networks of
+            the laboratory that the claim uses; these lengths alone if not given.
     """
     strange = next((scale for scale in scales if scale not in SCALES), None)
     if strange is not None or not scales:
@@ -175,7 +182,7 @@ def claim(
 
     def filed(function: Function) -> Function:
         facts = figure, sentence, dict(expected), control, criterion, tuple(measures), kind, tuple(scales)
-        _file(Statement(checked_id(id), *facts, function))
+        _file(Statement(checked_id(id), *facts, papers_training, training, function))
         return function
 
     return filed

@@ -8,8 +8,9 @@ from typing import Any
 
 from reproductions import claims
 from reproductions.claims import Statement
+from reproductions.page import training_in_words
 from reproductions.record import Claim, record_path
-from reproductions.running import Outcome, record_of
+from reproductions.running import Outcome, record_of, trainings
 
 WIDEST = 44  # letters of a cell
 
@@ -74,6 +75,9 @@ def _facts(outcome: Outcome) -> Iterator[str]:
         facts = [claim.provenance.get(name, "") for name in ("data", "device")]
         facts += [f"seeds {', '.join(map(str, claim.seeds))}"] if claim.seeds else []
         yield f"  Criterion: {claim.criterion}"
+        training = training_in_words([claim], trainings([claim]))
+        if training:
+            yield f"  Trained: {training}."
         yield f"  Measured on {claim.created[:10]}: {'; '.join(filter(None, facts))}."
 
 

@@ -18,11 +18,18 @@ from reproductions.record import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UND
 SIGNS = {HOLDS: ("●", "whole"), IN_PART: ("◐", "part"), UNDECIDED: ("?", "open"), FAILS: ("○", "not")}
 NOT_RECORDED = "not recorded"  # in records before format 3
 SCALE_WORDS = {"cpu": "small networks, few images", "gpu": "larger networks, all images; shorter than in the paper"}
+NOT_STATED = "not stated"
 Notes = Mapping[tuple[str, str], Sequence[str]]
+Trainings = Mapping[tuple[str, str], tuple[str, str]]
 
 
 def report_claims(
-    claims: Iterable[Claim], path: str | os.PathLike[str], *, notes: Notes | None = None, overwrite: bool = False
+    claims: Iterable[Claim],
+    path: str | os.PathLike[str],
+    *,
+    notes: Notes | None = None,
+    trainings: Trainings | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write the claims as a single HTML page to `path`, whole or not at all, and return the path.
 
@@ -30,21 +37,22 @@ def report_claims(
         claims: The records to show.
         path: The file of the page.
         notes: What was said of records after they were measured, by id and scale, as `later_notes` gives it.
+        trainings: How long the paper trained and how long we did, by id and scale, as `running.trainings` gives it.
         overwrite: Whether to replace a file that is there.
     """
-    files.write_text(path, claims_page(claims, notes), overwrite=overwrite)
+    files.write_text(path, claims_page(claims, notes, trainings), overwrite=overwrite)
     return Path(path)
 
 
-def claims_page(claims: Iterable[Claim], notes: Notes | None = None) -> str:
-    """Return the HTML page of recorded claims, in the order in which they are given, with later notes on them."""
+def claims_page(claims: Iterable[Claim], notes: Notes | None = None, trainings: Trainings | None = None) -> str:
+    """Return the HTML page of recorded claims, in the order in which they are given, with what stands beside them."""
     listed = list(claims)
     if not listed:
         raise InvalidValue("a page of reproductions needs at least one recorded claim; got none.")
     papers = grouped(listed).items()
     parts = [_contents([paper for paper, _ in papers])]
     parts += [_overview(paper, by_id) for paper, by_id in papers]
-    parts += [_claims(paper, by_id, notes or {}) for paper, by_id in papers]
+    parts += [_claims(paper, by_id, notes or {}, trainings or {}) for paper, by_id in papers]
     said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
     versions = [claim.version for claim in listed]
     return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
@@ -95,15 +103,15 @@ def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
     return tag("section", tag("h2", paper), words, card, id=f"table-of-{paper}")
 
 
-def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes) -> Markup:
-    claims = [_claim(scales, notes) for scales in by_id.values()]
+def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes, trainings: Trainings) -> Markup:
+    claims = [_claim(scales, notes, trainings) for scales in by_id.values()]
     return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"claims-of-{paper}")
 
 
 def _table(claims: Sequence[Claim]) -> Markup:
     rows = []
     for claim in claims:
-        link = tag("a", claim.name, href=f"#{_anchor(claim)}")
+        link = tag("a", claim.name, href=f"#{anchor(claim)}")
         cells = {name: tag("td", cell, data_label=name) for name, cell in claim.row.items()}
         cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
         rows.append(tag("tr", *(cells[word] for word in _columns(claim))))
@@ -116,7 +124,7 @@ def _columns(claim: Claim) -> list[str]:
     return sorted(claim.row, key=lambda word: word != "verdict")
 
 
-def _claim(scales: Sequence[Claim], later: Notes) -> Markup:
+def _claim(scales: Sequence[Claim], later: Notes, trainings: Trainings) -> Markup:
     one = scales[0]
     verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
     told = [
@@ -124,6 +132,8 @@ def _claim(scales: Sequence[Claim], later: Notes) -> Markup:
         tag("p", tag("strong", "Criterion. "), sentence(one.criterion)),
         tag("p", tag("strong", "Control. "), sentence(one.control)) if one.control else None,
     ]
+    if training := training_in_words(scales, trainings):
+        told.append(tag("p", tag("strong", "Training. "), sentence(training)))
     notes = [tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note]
     notes += [
         tag("p", tag("strong", f"Noted later, {claim.scale} scale. "), note)
@@ -141,7 +151,14 @@ def _claim(scales: Sequence[Claim], later: Notes) -> Markup:
         _curves(scales),
         _provenance(scales),
     ]
-    return tag("article", *parts, class_="card claim", id=_anchor(one))
+    return tag("article", *parts, class_="card claim", id=anchor(one))
+
+
+def training_in_words(scales: Sequence[Claim], trainings: Trainings) -> str:
+    """Return how long the paper trained and how long we did at each scale; empty where we trained nothing."""
+    known = {claim.scale: trainings.get((claim.id, claim.scale), ("", "")) for claim in scales}
+    ours = [f"here {training} ({scale} scale)" for scale, (_, training) in known.items() if training]
+    return "; ".join([f"the paper: {next(iter(known.values()))[0] or NOT_STATED}", *ours]) if ours else ""
 
 
 def _finding(claim: Claim) -> str:
@@ -201,5 +218,6 @@ def _verdict(verdict: str) -> Markup:
     return tag("span", tag("span", sign, aria_hidden="true"), f" {verdict}", class_=f"verdict {kind}")
 
 
-def _anchor(claim: Claim) -> str:
+def anchor(claim: Claim) -> str:
+    """Return where a claim stands on the page."""
     return claim.id.replace("/", "-")

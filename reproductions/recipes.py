@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -130,6 +130,33 @@ RECIPES: dict[str, dict[str, Network]] = {
         "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
     },
 }
+
+
+def length_words(recipe: Recipe) -> str:
+    """Return how long a training is.
+
+    Example:
+        >>> length_words(Recipe(epochs=30, batch=512)), length_words(Recipe(steps=3000, batch=256))
+        ('30 epochs of batches of 512', '3,000 steps of batches of 256')
+    """
+    many = f"{recipe.epochs} epochs" if recipe.steps is None else f"{recipe.steps:,} steps"
+    return f"{many} of batches of {recipe.batch}"
+
+
+def length_of(name: str, scale: str, **options: Any) -> str:
+    """Return how long the network `name` is trained at a scale; `options` override its recipe's."""
+    return length_words(RECIPES[scale][name].recipe.but(**options))
+
+
+def lengths_of(names: Iterable[str], scale: str) -> str:
+    """Return how long the networks of these names are trained; names stand only where lengths differ."""
+    by_length: dict[str, list[str]] = {}
+    for name in names:
+        if name in RECIPES[scale]:
+            by_length.setdefault(length_words(RECIPES[scale][name].recipe), []).append(name)
+    if len(by_length) == 1:
+        return next(iter(by_length))
+    return ", ".join(f"{' and '.join(nets)} {length}" for length, nets in by_length.items())
 
 
 def recipe_words(name: str, scale: str) -> str:

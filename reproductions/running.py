@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from netkin.errors import FileError, InvalidValue, NetkinError, UnknownName
 from reproductions.claims import Finding, Statement, chosen, named, papers
 from reproductions.commit import commit
 from reproductions.keeping import Notes, keeping_in, noting, random_seed
+from reproductions.recipes import lengths_of, recipe_words
 from reproductions.record import EMPIRICAL, Claim, record_path, recorded
 
 if TYPE_CHECKING:
@@ -180,12 +181,29 @@ def current(out: str | Path) -> list[Claim]:
     return [one for one in found if record_of(known[one.id], one.scale, out) is not None]
 
 
+def training_of(statement: Statement, scale: str, networks: Iterable[str]) -> str:
+    """Return how long a claim trains at a scale, which uses these networks of the laboratory; empty for nothing."""
+    shared = lengths_of(networks, scale)
+    return shared if statement.training is None else statement.training(scale, shared)
+
+
+def trainings(claims: Iterable[Claim]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return by id and scale of each record how long the paper trained, if it says so, and how long we did."""
+    known = {one.id: one for paper in papers() for one in named(paper)}
+    return {
+        (claim.id, claim.scale): (
+            known[claim.id].papers_training,
+            claim.provenance.get("training", training_of(known[claim.id], claim.scale, claim.settings)),
+        )
+        for claim in claims
+        if claim.id in known
+    }
+
+
 def _recipes(old: Claim, scale: str) -> dict[str, str]:
     """Return the recipes that a record names, as they are now."""
     if not old.settings:
         return {}
-    from reproductions.laboratory import recipe_words
-
     return {name: recipe_words(name, scale) for name in old.settings}
 
 
@@ -203,8 +221,10 @@ def tell(line: str) -> None:
 
 
 def _provenance(statement: Statement, lab: Lab, notes: Notes) -> dict[str, str]:
+    training = training_of(statement, lab.scale, notes.recipes)
     return {
         "paper": papers()[statement.paper],
+        **({"training": training} if training else {}),
         "device": device_words(lab.device),
         "data": "; ".join(notes.data) or "made by the claim itself",
         "commit": commit(),

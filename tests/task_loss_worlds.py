@@ -5,12 +5,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from netkin.applications.stitching.direct import Transformation, matched
-from netkin.applications.stitching.ends import joints
 from netkin.applications.stitching.fitting import fit_by_pass
-from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.network import Stitched
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.joining import joints
+from netkin.applications.stitching.maps import matched
+from netkin.applications.stitching.network import Stitched, Transformation
+from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.representations import batches_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.gradients.nets import SEEDS, SETS, WORDS, names
+from reproductions.gradients.nets import LONG, SEEDS, SETS, WORDS, names
 from reproductions.gradients.orderings import BY_T, KERNELS, cka_of_blocks, groups, jackknifed, kernels
 from reproductions.gradients.readings import Kept, networks_in_words, read_all
 from reproductions.laboratory import Lab
@@ -50,6 +50,7 @@ UNLIKE = "blocks 9 and 10: SVHN with the others minus CIFAR-10 with CIFAR-100"
     "SVHN are less similar to those of CIFAR-10 and CIFAR-100 than these are to each other. Each also differs, in the "
     f"same direction, from networks before training. Drops network by network by Student's t, the rest {BY_T}.",
     measures=["sketched_cka_by_buckets"],
+    papers_training=LONG,
 )  # fmt: skip
 def blocks(lab: Lab) -> Finding:
     """Maps of similarities of all blocks, and what the paper reads off them."""

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from reproductions.claims import Finding, Measured, all_of, claim, verdict
-from reproductions.gradients.nets import SEEDS, SETS, names
+from reproductions.gradients.nets import LONG, SEEDS, SETS, names
 from reproductions.gradients.orderings import (
     BY_T,
     DESIDERATA,
@@ -66,6 +66,7 @@ FIRST = "desideratum 1 by CKA"
     "the three desiderata by CKA, all on halves, is higher with features and gradients than with features alone. All "
     f"{BY_T}.",
     measures=["sketched_cka_by_buckets", "sketched_nbs"],
+    papers_training=LONG,
 )  # fmt: skip
 def desiderata(lab: Lab) -> Finding:
     """Shares of right orderings, with networks sketched on disjoint halves, and in all controls."""

@@ -38,6 +38,8 @@ BY_T = "by the 95% interval of Student's t"
     "CIFAR-100's score is above CIFAR-10's; half of that difference is more than the mean absolute difference in the "
     "other layers. Each also by more than in untrained nets. Values are means over the nets, one a sample; "
     f"{BY_T} over the samples.",
+    papers_training="published networks of ImageNet",
+    training=lambda *_: "published networks of ImageNet",
 )
 def adaptation_score(lab: Lab) -> Finding:
     """The score of each layer on each set, and the accuracy that the last layer reaches, to tell how to read it."""
@@ -88,6 +90,11 @@ def _trend(kind: str) -> str:
     "less accurate than a last layer trained to convergence; both by more than with shuffled labels; and Kendall's τ "
     f"of accuracy and depth is above {RISES} and above that of untrained nets. Values are means over nets and sets, "
     f"one a seed of sketch and order; {BY_T} over the seeds. `psi` is measured beside them.",
+    papers_training="published networks of ImageNet; a last layer for one epoch, and until convergence",
+    training=lambda scale, _: (
+        "published networks of ImageNet; a last layer for one epoch of batches of "
+        f"{SETTINGS[scale].batch}, and until convergence"
+    ),
 )
 def kernel_ridge(lab: Lab) -> Finding:
     """Accuracies of ridge by layer, and of new last layers, trained for an epoch and to the end."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.gradients.nets import KINDS, SEEDS, SETS, WORDS, names
+from reproductions.gradients.nets import KINDS, LONG, SEEDS, SETS, WORDS, names
 from reproductions.gradients.orderings import RIGHT, groups
 from reproductions.gradients.readings import NORMED, QUANTITIES, blocks, networks_in_words, read_all
 from reproductions.laboratory import Lab
@@ -47,6 +47,7 @@ Ratio = Callable[[np.ndarray], np.ndarray]
     "√Tr K/N; and ‖μ‖ is larger for ResNet-50 than for ResNet-18 trained on as many images, in the mean log over the "
     "stem, the ends of the four stages and the pooled output and over all targets, more than for the control. "
     f"All {BY_T}.",
+    papers_training=LONG,
 )  # fmt: skip
 def mean_embedding(lab: Lab) -> Finding:
     """Orderings of norms on three targets, and of two depths."""
@@ -92,6 +93,7 @@ def mean_embedding(lab: Lab) -> Finding:
     f"another is above {RIGHT} and above the control's; the share in which the one with NBS's factor is higher on SVHN "
     f"than on another set, whatever the source, is above {RIGHT} and above the control's; and the former share is "
     f"higher by CKA's than by NBS's factor. All {BY_T}.",
+    papers_training=LONG,
 )
 def factors(lab: Lab) -> Finding:
     """Orderings of the two quantities of Eq. 19 on three targets."""

@@ -18,6 +18,7 @@ from reproductions.laboratory import Images, Lab
 SETS = ("cifar10", "cifar100", "svhn")
 WORDS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 SEEDS = {"cpu": 3, "gpu": 10}  # the paper has ten ResNet-18s for each set
+LONG = "200 epochs of batches of 128"
 TOGETHER = 5  # networks that are trained at once on a GPU
 CUT = 10  # classes of CIFAR-100 that are left
 NEEDS = "Reads CIFAR-10, CIFAR-100 and SVHN, in the folders of --data that `netkin list data` names."

@@ -14,7 +14,7 @@ import numpy as np
 import netkin as nk
 from netkin.applications.transfer.fisher import TaskEmbedding
 from reproductions.claims import Finding, all_of, claim, verdict
-from reproductions.gradients.nets import SEEDS, names
+from reproductions.gradients.nets import LONG, SEEDS, names
 from reproductions.gradients.orderings import (
     BY_T,
     DESIDERATA,
@@ -55,6 +55,7 @@ NEAR = 0.1  # difference of shares
     "and below that of the control in its worst; pairs of SVHN networks are less similar by Task2Vec than SVHN with "
     "CIFAR networks (Fig. 2); and by the Fisher–Rao distance the share of orderings in which networks of CIFAR-100 and "
     f"of SVHN are each closer to their own kind than to the other is below {RIGHT} (Fig. 3). All {BY_T}.",
+    papers_training=LONG,
 )  # fmt: skip
 def other_measures(lab: Lab) -> Finding:
     """Whole networks compared by Task2Vec and by Fisher–Rao norms."""
@@ -107,6 +108,7 @@ def other_measures(lab: Lab) -> Finding:
     f"right orderings, in the mean over blocks and two seeds, differ by less than {NEAR} for each desideratum. All "
     f"{BY_T}.",
     measures=["sketched_cka_by_buckets"],
+    papers_training=LONG,
 )
 def buckets(lab: Lab) -> Finding:
     """The picture of Fig. 1 from many and from few buckets."""

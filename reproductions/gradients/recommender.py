@@ -32,6 +32,7 @@ from reproductions.gradients.candidates import (
     tuned_accuracy,
 )
 from reproductions.laboratory import Lab
+from reproductions.recipes import length_words
 
 OURS = ("kernel_ridge_hadamard", "kernel_ridge", "kernel_ridge_features", "mean_embedding_norm", "adaptation_score")
 LEADING = OURS[0]
@@ -90,6 +91,7 @@ class Agreement:
     "above 0, and above that with shuffled labels; and it is above that of every score of others. Each by the 95% "
     "bootstrap interval over trainings; holds if both, in part if one.",
     measures=[],
+    training=lambda scale, _: f"{length_words(SETTINGS[scale].recipe)}, then {length_words(SETTINGS[scale].tuning)}",
 )
 def recommender(lab: Lab) -> Finding:
     """Every score of every candidate for every target, beside what a probe and fine-tuning reach."""

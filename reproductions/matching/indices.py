@@ -15,7 +15,17 @@ import netkin as nk
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, network, pairs, train_all
-from reproductions.matching.stitches import SETTINGS, cka_of_maps, fitting, judging, made, number, origin, task_loss
+from reproductions.matching.stitches import (
+    SETTINGS,
+    cka_of_maps,
+    fitting,
+    judging,
+    length,
+    made,
+    number,
+    origin,
+    task_loss,
+)
 
 LAYER = "Layer 3"
 PAIRS = {"cpu": 5, "gpu": 5}
@@ -43,6 +53,7 @@ BY_T = "by the 95% interval of Student's t"
     f"map; and the correlation of SVCCA with the performance (minus the cross-entropy) over the records of a training "
     f"lies within {NONE} of 0. Pair by pair, {BY_T} over the pairs; in part if one of the two.",
     measures=["cka", "svcca"],
+    training=length,
 )
 def indices_and_training(lab: Lab) -> Finding:
     """The record of the training, by step, from the least-squares map and from a random one."""
@@ -98,6 +109,7 @@ def cca_invariance(lab: Lab) -> Finding:
     "maps. Holds if in the end, on test images, that CKA is below 0.7 and below that of the same training without the "
     f"penalty, and the relative accuracy is above 0.98; network by network, {BY_T} over the networks.",
     measures=["cka"],
+    training=lambda scale, networks: length(scale, networks, epochs=EPOCHS[scale]),
 )
 def low_cka(lab: Lab) -> Finding:
     """Training with the CKA of a batch added to the loss, an example being a whole map as in the authors' programs."""

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, network, pairs, train_all, untrained
-from reproductions.matching.stitches import Wanted, made, number, origin, shares, task_loss
+from reproductions.matching.stitches import Wanted, length, made, number, origin, shares, task_loss
 
 PAIRS = {"cpu": 5, "gpu": 5}
 WIDTHS = (1, 2, 3)
@@ -49,6 +49,7 @@ Found = Mapping[Key, Sequence[float]]
     control=FRESH,
     criterion="Holds if the rank correlation of width and relative accuracy, over the stitches of one pair number at "
     f"all widths and each layer about its own mean, is above 0, and above that from untrained first networks; {BY_T}.",
+    training=length,
 )
 def widths(lab: Lab) -> Finding:
     """Relative accuracy by task loss of ResNet-20s of one to three times the width."""
@@ -123,6 +124,7 @@ def _accuracies(lab: Lab, kind: str) -> Measured:
     f"loss on the second one's data, at Layers 2 and 4. Holds for a direction if the relative accuracy, in the mean "
     f"over these layers, is above {ENOUGH:.2f}, and above that from an untrained first network; pair by pair, {BY_T}. "
     "In part if for some directions.",
+    training=length,
 )
 def other_data(lab: Lab) -> Finding:
     """Relative accuracy of stitches between networks of CIFAR-10 and of another data set, both ways."""
@@ -160,6 +162,7 @@ def other_data(lab: Lab) -> Finding:
     criterion=f"Holds for one of the four ways of training Tiny-10 if task loss stitches of two networks keep a "
     f"relative accuracy above {ENOUGH:.2f} at the worse of Layers 3 and 6, and above that from a first network before "
     f"training; pair by pair, {BY_T}. In part if for some.",
+    training=length,
 )
 def ways_of_training(lab: Lab) -> Finding:
     """Relative accuracy of stitches between networks with and without batch norm, trained by SGD and by Adam."""

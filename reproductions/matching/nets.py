@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from netkin.errors import SourceError
+from netkin.jobs import beside
 from netkin.sources import load_data
 from netkin.sources.architectures import BasicBlock, ConvNet, seeded, tiny10
 from netkin.sources.weights import load_weights
@@ -213,6 +215,7 @@ def _trained_file(lab: Lab, name: str) -> Path:
         train(model, data.train, _recipe(lab, kind), test=data.test, seed=seed, save=saved)
         keep_weights(path, model.state_dict())
         unfinished.unlink(missing_ok=True)
+        shutil.rmtree(beside(unfinished), ignore_errors=True)  # the job, whose work is kept now
     return path
 
 

@@ -19,7 +19,7 @@ from netkin.applications.stitching import Stitch, sparsity
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs
-from reproductions.matching.stitches import Wanted, judging, made, number, origin, shares, task_loss
+from reproductions.matching.stitches import Wanted, judging, length, made, number, origin, shares, task_loss
 
 RANKS = (4, 8, 16)
 LAYERS = ("Layer 3", "Layer 6")
@@ -51,6 +51,7 @@ Line = list[tuple[float, float]]
     "trained on the task loss has a higher relative accuracy than reduced-rank regression, and gains more over it than "
     f"a map of full rank trained alike gains over least squares; pair by pair, {BY_T}. In part if it holds at some of "
     "the six and fails at others.",
+    training=length,
 )
 def low_rank(lab: Lab) -> Finding:
     """Relative accuracy of stitches of rank 4, 8 and 16, by singular values and by training."""
@@ -97,6 +98,7 @@ def _by_rank(found: Mapping[tuple[str, str, int], list[float]], layer: str) -> d
     "the mean over these and over layers. Holds if direct matching keeps less than two thirds of what it has without "
     "penalty, and task loss matching keeps more than 0.20 more than direct matching, and more than the task loss map "
     f"without penalty whose smallest entries are set to zero; pair by pair, {BY_T}. Not so if no stitch is so sparse.",
+    training=lambda scale, networks: length(scale, networks, **LONGER[scale]),
 )
 def sparse_matching(lab: Lab) -> Finding:
     """Relative accuracy against the share of entries below 1e-4, for a row of penalties."""

@@ -12,7 +12,7 @@ from netkin.applications.stitching import barrier
 from reproductions.claims import Finding, Measured, all_of, claim, gains, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs, untrained
-from reproductions.matching.stitches import judging, made, origin, shares, size, task_loss
+from reproductions.matching.stitches import judging, length, made, origin, shares, size, task_loss
 
 LAYER = "Layer 3"
 STARTS = {"cpu": 5, "gpu": 20}
@@ -39,6 +39,7 @@ BY_T = "by the 95% interval of Student's t"
     "that do so where the first network is not trained; and the least-squares starts end higher than the random ones "
     f"in the mean, and all within {SAME} of their own mean. Shares and means {BY_T} over the starts. In part if one "
     "holds and the other fails.",
+    training=lambda scale, networks: length(scale, networks, **LONGER[scale]),
 )
 def starts(lab: Lab) -> Finding:
     """Relative accuracy after training from random maps and from the least-squares map."""
@@ -85,6 +86,7 @@ def starts(lab: Lab) -> Finding:
     f"accuracy below {GOOD:.2f} are left out. Two parts: in the mean over later layers the drop is below {SAME} and "
     f"below that of the first three layers, and in the mean over the first three layers it is above {SAME}; {BY_T} "
     "over the pairs of networks. In part if one of the two.",
+    training=lambda scale, networks: length(scale, networks, **LONGER[scale]),
 )
 def mode_connectivity(lab: Lab) -> Finding:
     """The barrier between two stitches from different random starts, layer by layer, by pair of networks."""

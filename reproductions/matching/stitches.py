@@ -51,6 +51,13 @@ SETTINGS = {
 }
 
 
+def length(scale: str, networks: str, **options: Any) -> str:
+    """Return how long networks and stitches are trained; `options` override those of the scale."""
+    epochs = options.get("epochs", SETTINGS[scale].epochs)
+    stitches = f"stitches {epochs} epochs of {SETTINGS[scale].fit:,} images"
+    return f"networks {networks}; {stitches}" if networks else stitches
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A stitch: of two networks at the same layer, by a method, with options where that is the task loss."""

@@ -18,7 +18,19 @@ from netkin.applications.stitching import Stitch
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
 from reproductions.matching.nets import layers, pairs, untrained
-from reproductions.matching.stitches import MAPS, Wanted, judging, made, maps, number, origin, shares, size, task_loss
+from reproductions.matching.stitches import (
+    MAPS,
+    Wanted,
+    judging,
+    length,
+    made,
+    maps,
+    number,
+    origin,
+    shares,
+    size,
+    task_loss,
+)
 
 PAIRS = {"cpu": 5, "gpu": 5}
 STITCHED = {  # layers of the ResNet that are trained
@@ -106,6 +118,7 @@ def _sweep(wish: Mapping[str, Sequence[Wanted]], found: Mapping[Wanted, Stitch])
     "loss, and above that from a first network before training. And in each of the two networks the task loss, started "
     "from a random map, gives a higher relative accuracy than least squares in the mean over layers (started from "
     f"least squares it can hardly be worse). Each pair by pair, {BY_T}; in part if some of the three.",
+    training=length,
 )
 def task_loss_matching(lab: Lab) -> Finding:
     """Relative accuracy and cross-entropy at every layer, by task loss, by least squares and untransformed."""
@@ -144,6 +157,7 @@ def task_loss_matching(lab: Lab) -> Finding:
     "higher relative accuracy than least squares in the mean over layers, and a higher one than a first network before "
     f"training stitched in the same way. Each pair by pair, {BY_T}; in part if one of the two. From random maps the "
     "same is judged in matching/task-loss.",
+    training=length,
 )
 def task_loss_from_least_squares(lab: Lab) -> Finding:
     """What training on the task loss adds to the least-squares map from which it starts."""
@@ -207,6 +221,7 @@ def procrustes(lab: Lab) -> Finding:
     "own, an example being a whole map, in the mean over layers, lies within the paper's spread of its value, and "
     f"above that from a first network before training, pair by pair, {BY_T}; in part if for one of the two networks.",
     measures=["cka", "cka_debiased"],
+    training=length,
 )
 def cka_of_stitches(lab: Lab) -> Finding:
     """CKA where networks are stitched, an example being a whole map, or a place of it."""
@@ -244,6 +259,7 @@ def cka_of_stitches(lab: Lab) -> Finding:
     criterion=f"Holds if over the layers of Tiny-10 the relative accuracies with soft and with true labels correlate "
     f"by more than 0.8, by more than with those of another pair of networks, and differ by less than {SAME} in the "
     f"mean over layers; each pair by pair, {BY_T}.",
+    training=length,
 )
 def labels(lab: Lab) -> Finding:
     """Relative accuracy of stitches trained on the second network's answers, and on the true labels."""

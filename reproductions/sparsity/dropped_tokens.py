@@ -72,6 +72,7 @@ def both(keep: float) -> str:
     "it the test accuracy is higher than from a plain one without Eq. 13, and higher than with random dropping, in "
     f"pairs of one seed, {BY_T} over the seeds. What each of the two changes alone adds is measured beside it.",
     measures=["cka", "cka_debiased"],
+    training=lambda scale, network: f"{network}, then {FINE[scale]['steps']} steps with dropped tokens",
 )
 def tokens(lab: Lab) -> Finding:
     """Test accuracies with dropped tokens, by pretraining, keep ratio and way of dropping."""
@@ -111,6 +112,7 @@ def tokens(lab: Lab) -> Finding:
     f"training: the same. In pairs of one seed, {BY_T} over the seeds. The row of Table 1, CKA-SR with Eq. 13 as "
     "printed, is measured beside them.",
     measures=["cka", "cka_debiased"],
+    training=lambda scale, network: f"{network}, then {FINE[scale]['steps']} steps with dropped tokens",
 )
 def tokens_apart(lab: Lab) -> Finding:
     """What CKA-SR adds without Eq. 13, and what Eq. 13 in two readings adds without CKA-SR, by keep ratio."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from netkin.applications.sparsity import lottery_tickets
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab
+from reproductions.laboratory import RECIPES, Lab
 from reproductions.sparsity.nets import (
     BY_T,
     PROBES,
@@ -50,6 +50,10 @@ Found = Mapping[tuple[str, float, int], dict[str, Any]]  # by arm, β and seed
     "β = 0, and than with random targets, in pairs of one seed with the same start and batches, "
     f"{BY_T} over the seeds.",
     measures=["cka"],
+    training=lambda scale, network: (
+        f"{network}, then {ROUNDS[scale]} rounds of "
+        f"{SHORTER[scale].get('steps', RECIPES[scale][NET].recipe.steps):,} steps"
+    ),
 )
 def tickets(lab: Lab) -> Finding:
     """Test accuracies of the tickets of all rounds, with the term and without."""

@@ -14,9 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from netkin.results.series import kendall
-from netkin.training import accuracy
+from netkin.training import Recipe, accuracy
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
+from reproductions.recipes import length_words
 from reproductions.subspaces.families import Atoms, cosines, wandered
 from reproductions.subspaces.nets import WORDS, atoms_of, copies, recipe, start, tasks, train_all
 
@@ -50,6 +51,8 @@ Series = Sequence[Atoms]  # the atoms of one network at several times
     "Kendall's τ of a layer's depth and its epoch is above 0 and above that of the random walk. By the 95% interval of "
     "Student's t over the starts.",
     measures=["atom_cosine"],
+    papers_training="AlexNet 150 epochs, VGG11 20 epochs",
+    training=lambda scale, _: length_words(Recipe(**TRAINING[scale])),
 )  # fmt: skip
 def bottom_up(lab: Lab) -> Finding:
     """Every epoch against every other, by layer, in training and in random walks."""
@@ -202,6 +205,7 @@ MIDDLE = "middle layers above the first, in means over all layers"
     "and each by more than in the control. By the 95% interval of Student's t over pairs of tasks, each with a start "
     "of its own.",
     measures=["atom_cosine"],
+    training=lambda scale, _: length_words(Recipe(**TASK_TRAINING[scale])),
 )  # fmt: skip
 def two_tasks(lab: Lab) -> Finding:
     """Networks of two tasks, and of one task twice, at ten times of their training."""

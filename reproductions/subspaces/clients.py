@@ -142,6 +142,8 @@ def shortened(clients: Clients, groups: Mapping[str, int], seed: int) -> tuple[C
     "index with the groups is above that with the numbers of steps. All seed by seed, by the 95% interval of "
     "Student's t.",
     measures=["atom_cosine"],
+    papers_training="100 rounds of one epoch",
+    training=lambda scale, _: f"{SETTINGS[scale].stages[-1]} rounds of {SETTINGS[scale].recipe.epochs} epochs",
 )
 def user_clusters(lab: Lab) -> Finding:
     """Clusters of clients by their atoms, against groups of data and numbers of steps."""

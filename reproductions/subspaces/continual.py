@@ -17,6 +17,7 @@ from netkin.sources.architectures import alexnet
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
+from reproductions.recipes import length_words
 from reproductions.subspaces.clients import images_a_class
 
 TASKS, MEMBERS = 10, 3
@@ -63,6 +64,8 @@ ALONE = "accuracy of atoms alone"
     f"above the own network; above {LONGER}; above {DRAWN}; above {FAR}; and within {CLOSE} of those by CCA and by "
     "CKA. Seed by seed, by the 95% interval of Student's t.",
     measures=["atom_cosine", "cca_rms", "cka"],
+    training=lambda scale, _: f"{length_words(SETTINGS[scale].recipe)} a task; heads "
+    f"{SETTINGS[scale].heads.epochs} epochs",
 )  # fmt: skip
 def task_ensembles(lab: Lab) -> Finding:
     """Gains of ensembles of tasks by three similarities, beside controls and other ways of learning in a row."""

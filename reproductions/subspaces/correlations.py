@@ -16,6 +16,7 @@ from torch import nn
 from netkin.training import accuracy
 from reproductions.claims import Decision, Finding, Measured, all_of, claim, verdict
 from reproductions.laboratory import Lab
+from reproductions.recipes import length_of
 from reproductions.subspaces import nets
 from reproductions.subspaces.pairs import (
     ATOM,
@@ -66,6 +67,9 @@ def _named(name: str, other: str, what: str = "atoms") -> str:
     f"correlation is above {HIGH}, rare in a Mantel permutation of the networks (p < {RARE}), and above that of the "
     f"random walks; and atoms correlate with CCA more than `weight_cosine` does, on both. All {BY_T}.",
     measures=[ATOM, WEIGHT, SPAN, CCA, CKA],
+    training=lambda scale, _: ", ".join(
+        f"{name} {length_of(f'{name}-atoms', scale, **own)}" for name, own in TRAINING[scale].items()
+    ),
 )  # fmt: skip
 def correlations(lab: Lab) -> Finding:
     """Correlations over pairs of networks, and over pairs of random walks."""

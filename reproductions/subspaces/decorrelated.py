@@ -20,6 +20,7 @@ from netkin.representations.filters import AtomConv2d
 from netkin.training import accuracy
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab
+from reproductions.recipes import length_of
 from reproductions.subspaces import nets
 from reproductions.subspaces.pairs import ATOM, CCA, correlation, covariances, probes, tables
 
@@ -90,6 +91,7 @@ class Family:
     "means over layers. Two parts: at the largest β the correlation is above that at β = 0, and above the control's at "
     f"as large a β; and there it is above {NEAR}. By the 95% interval of Student's t over starts.",
     measures=[ATOM, CCA],
+    training=lambda scale, _: length_of("alexnet-atoms", scale, **TRAINING[scale]),
 )
 def decorrelation(lab: Lab) -> Finding:
     """Correlations of two similarities over pairs of networks, by the factor of the term."""

@@ -59,6 +59,15 @@ SETTINGS = {
     ),
 }  # fmt: skip
 CLASSES = {"cifar100": 5, "cifar10": 2}  # of a client
+
+
+def length(scale: str, *sets: str) -> str:
+    """Return how long clients train together on some sets of images."""
+    own = SETTINGS[scale]
+    rounds = " and ".join(f"{own.rounds[name]} rounds ({name})" for name in sets)
+    return f"{rounds} of {own.recipe.epochs} epochs"
+
+
 # where the shared coefficients come from under each base of Table 1
 BASES = {
     "FedAvg": ("fedavg", "federated"),
@@ -128,6 +137,8 @@ def federated(lab: Lab, begin: nn.Module, split: ClientSplit, name: str, how: tu
     f"it is above {TUNED}; above {DRAWN}; above {FAR}; and within {CLOSE} of those by CCA and by CKA. Seed by "
     "seed, by the 95% interval of Student's t.",
     measures=["atom_cosine", "cca_rms", "cka"],
+    papers_training="100 rounds of 15 epochs; heads 100 epochs",
+    training=lambda scale, _: f"{length(scale, 'cifar100')}; heads {SETTINGS[scale].tuning.epochs} epochs",
 )  # fmt: skip
 def user_ensembles(lab: Lab) -> Finding:
     """Gains of ensembles by three similarities, beside random users, dissimilar users and longer tuning."""
@@ -290,6 +301,8 @@ def _ensemble_curves(table: Mapping[str, Mapping[str, Sequence[float]]]) -> dict
     f"{COMPARABLE} of the mean of FedAvg, FedProx, FedPer, FedRep and Local, or above it, and above the control's. All "
     "methods train the same network, and each client fine-tunes it at last. Seed by seed, by the 95% interval of "
     "Student's t.",
+    papers_training="100 rounds of 15 epochs",
+    training=lambda scale, _: length(scale, *CLASSES),
 )  # fmt: skip
 def federated_accuracy(lab: Lab) -> Finding:
     """Accuracies of personal atoms with evolving coefficients beside other federated methods."""

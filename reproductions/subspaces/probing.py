@@ -21,6 +21,7 @@ from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab, keep_result
+from reproductions.recipes import length_words
 from reproductions.subspaces.families import (
     FRESH,
     MEASURES,
@@ -28,6 +29,7 @@ from reproductions.subspaces.families import (
     REDRAWN,
     SHUFFLED,
     START,
+    TRAINING,
     Atoms,
     Family,
     families,
@@ -70,6 +72,7 @@ OTHERS = {
     "are more similar than one of them is to a network of SVHN, to one of shuffled labels, and to the start itself. "
     + BY_T,
     measures=["cca_rms", "cka", "atom_cosine"],
+    training=lambda scale, _: length_words(Recipe(**TRAINING[scale])),
 )
 def probing_data(lab: Lab) -> Finding:
     """Pairs of networks on five probes, and the similarities of their atoms."""
@@ -166,6 +169,7 @@ ABOVE_SHUFFLED = f"{ACROSS} minus both with shuffled labels"
     "more than after random walks of the same lengths; it is above that of both kinds to networks of SVHN; and to "
     "networks of CIFAR-100 with shuffled labels, all from the same start. " + BY_T,
     measures=["atom_cosine"],
+    training=lambda scale, _: length_words(Recipe(**TRAINING[scale])),
 )
 def across_data_sets(lab: Lab) -> Finding:
     """Networks of four kinds from each start, and walks of the same lengths."""
@@ -250,6 +254,7 @@ BLIND = "share of networks whose features do not vary with orthogonal probes, we
     "95% interval of Student's t over five starts.",
     measures=["cca_rms", "cka", "atom_cosine"],
     scales=["cpu"],
+    training=lambda *_: length_words(FITTING),
 )  # fmt: skip
 def orthogonal_probes(lab: Lab) -> Finding:
     """Two networks of the same regression, on their own data and on data that they have never seen vary."""

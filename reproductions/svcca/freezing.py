@@ -67,6 +67,7 @@ class Cost:
     "plain training, and the gain is above that of freezing the layers at the same times from the top down; accuracies "
     "seed by seed, by the 95% interval of Student's t over the seeds. It holds as a whole if it holds for both "
     "networks and both ways, in part if for some of these four.",
+    training=lambda scale, _: f"{EPOCHS[scale]} epochs",
 )
 def freeze_training(lab: Lab) -> Finding:
     """Train both networks plainly and with units frozen, and compare what it costs and what comes out."""

@@ -17,6 +17,7 @@ from netkin.sources.architectures import seeded
 from netkin.training import Recipe, train
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
 from reproductions.laboratory import Lab, keep_network
+from reproductions.recipes import length_words
 
 WIDTH, POINTS, PENULTIMATE = 200, 513, "7"
 RECIPE = Recipe(steps=1000, batch=POINTS, rate=1e-3, optimizer="adam", schedule="cosine", order="given")
@@ -45,6 +46,7 @@ SEEN, NEW = INPUTS[::2], INPUTS[1::2]  # what networks and directions learn from
     "the pairs.",
     measures=["svcca"],
     scales=("cpu",),
+    training=lambda *_: length_words(RECIPE),
 )
 def toy_directions(lab: Lab) -> Finding:
     """The i-th of one network against the i-th of the other: neurons, principal directions, SVCCA directions."""
@@ -89,6 +91,7 @@ def toy_directions(lab: Lab) -> Finding:
     "same projection on other directions; each by the 95% interval of Student's t over the pairs of networks.",
     measures=["svcca_by_sum"],
     scales=("cpu",),
+    training=lambda *_: length_words(RECIPE),
 )
 def toy_projection(lab: Lab) -> Finding:
     """The error of each network's output when its penultimate layer is projected on few directions or neurons."""

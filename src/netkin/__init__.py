@@ -109,7 +109,7 @@ _UNLISTED = {
     "netkin.applications.transfer": [
         "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
         "mean_embedding_norm", "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance",
-        "transfer_scores",
+        "task_similarity", "transfer_scores",
     ],
     "netkin.applications.subspaces": [
         "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",

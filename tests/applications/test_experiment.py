@@ -7,15 +7,23 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.stitching.request import StitchRequest, SweepOptions
+from netkin.comparing.sides import named_models
+from netkin.comparing.spec import declarations
 from netkin.errors import FileError, InvalidValue, UnknownName
 
-CALLS = [nk.recommend]
+CALLS = [nk.recommend, nk.stitch, nk.stitch_all, nk.stitch_many, nk.explain_stitch]
+KEYWORDS = {ExperimentOptions: (Experiment, ""), SweepOptions: (StitchRequest, "test transform forward")}
 
 
-def test_type_checkers_are_told_what_is_declared():
-    given = {name: getattr(hint, "__forward_arg__", hint) for name, hint in ExperimentOptions.__annotations__.items()}
-    assert given == {name: option.type for name, option in DECLARED.items()}
+@pytest.mark.parametrize("keywords", KEYWORDS)
+def test_type_checkers_are_told_what_is_declared(keywords):
+    declared, (kind, without) = {}, KEYWORDS[keywords]
+    for name, option in declarations(kind).items():
+        declared |= {} if name in without.split() else {name: option.type}
+    hints = keywords.__annotations__.items()
+    assert {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints} == declared
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)

@@ -62,7 +62,7 @@ def test_folders_of_images_name_the_classes(netkin):
 @pytest.mark.parametrize(
     "more, words",
     [
-        ("--class 12", "no class 12: the model has 10 outputs, 0 to 9."),
+        ("--class 12", "`classes` must be a whole number from 0 to 9; got 12."),
         ("--class cat", "no class named 'cat'"),
         ("--names cat,dog", "--names: `names` has 2 names and the model 10 outputs; give one for each."),
         ("--measure ckaa", "no measure named 'ckaa'; did you mean 'cka'"),

@@ -185,7 +185,8 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
     [
         ("--memory much", "'much' is not an amount of memory"),
         ("--out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
-        ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
+        ("--pairs some", "`pairs` is 'all', 'corresponding', 'band:2' or a list of (layer, layer); got 'some'."),
+        ("--tokens 0", "0 is not in the range x>=1"),
         ("--examples 0", "0 is not in the range x>=1"),
     ],
 )
@@ -392,3 +393,23 @@ def test_options_of_a_cluster_go_with_one(netkin, option):
     result = netkin(f"{DIGITS} {option}")
     assert result.exit_code == 2
     assert f"{option.split()[0]} needs --engine ray." in result.stderr
+
+
+def test_each_model_may_have_its_own_layers(netkin):
+    line = "compare netkin:digits other=netkin:digits --data digits:test --examples 60 --json"
+    document = json.loads(netkin(f"{line} --layers a:fc --layers other:relu*").stdout)
+    assert (document["layers_a"], document["layers_b"]) == (["fc"], ["relu1", "relu2", "relu3", "relu4"])
+    result = netkin("compare netkin:digits netkin:digits --data digits:test --layers c:fc")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--layers: `layers` names 'c'; the models are 'netkin:digits (1)', 'netkin:digits (2)'." in result.stderr
+
+
+def test_layers_may_have_shapes_of_their_own(netkin):
+    line = 'compare netkin:digits --data digits:test --examples 60 --layers "relu*" --json'
+    document = json.loads(netkin(f"{line} --shape relu1=flatten --shape relu[23]=pool --shape positions").stdout)
+    assert document["shapes_a"] == {"relu1": "flatten", "relu2": "pool", "relu3": "pool", "relu4": "positions"}
+    result = netkin(f"{line} --shape pool --shape flatten")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "without a pattern of layers it is given once; got pool, flatten." in " ".join(result.stderr.split())
+    result = netkin(f"{line} --shape rely1=pool")
+    assert "did you mean 'relu1'?" in result.stderr

@@ -115,9 +115,9 @@ def test_samples_are_named_in_the_provenance(netkin):
 
 
 def test_each_model_may_have_its_own_layers(netkin):
-    document = json.loads(netkin(f"{AB} --all --matrix --layers-a relu3 --layers-b 'relu[34]' --json").stdout)
+    document = json.loads(netkin(f"{AB} --all --matrix --layers a:relu3 --layers 'b:relu[34]' --json").stdout)
     assert (document["layers_a"], document["layers_b"]) == (["relu3"], ["relu3", "relu4"])
-    document = json.loads(netkin(f"{AB} --all --layers-b fc --json").stdout)
+    document = json.loads(netkin(f"{AB} --all --layers b:fc --json").stdout)
     assert (len(document["layers_a"]) > 1, document["layers_b"]) == (True, ["fc"])
 
 
@@ -251,8 +251,7 @@ def test_test_data_that_do_not_fit_are_refused_in_one_sentence(netkin, tmp_path)
         ("--at relu1 --matrix", "--matrix needs --all."),
         ("--at relu1 --layers fc", "--layers needs --all."),
         ("--at relu1 --at relu2 --into relu3", "each --at has one --into, or none has; got 2 and 1."),
-        ("--all --layers fc --layers-a fc", "--layers is for both models; leave it out beside --layers-a and"),
-        ("--at relu1 --layers-b fc", "--layers needs --all."),
+        ("--at relu1 --layers b:fc", "--layers needs --all."),
         ("--all --name one", "--name is given once for each model, or not at all; got 1 for 2 models."),
         ("--all --name one --name one", "names of models must differ; got one, one."),
         ("--all --map m.netkin", "--map writes one stitch: of two models, at one --at, by one --method."),
@@ -269,9 +268,9 @@ def test_options_that_make_no_sense_are_a_misuse(netkin, options, words):
 
 
 def test_layers_of_one_model_among_three_are_a_misuse(netkin):
-    result = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --layers-a fc")
+    result = netkin(f"{AB.replace('two ', 'two nk_stitch_nets:three ')} --all --layers nk_stitch_nets:one:fc")
     assert result.exit_code == 2
-    assert "--layers-a and --layers-b are for two models; got 3." in " ".join(result.stderr.split())
+    assert "layers of one model can be chosen among two models; got 3." in " ".join(result.stderr.split())
 
 
 def test_one_model_alone_is_a_misuse(netkin):

@@ -12,6 +12,7 @@ import torch
 import netkin as nk
 from netkin.applications.transfer.scores import BESIDE, DEFAULT, SCORES
 from netkin.sources.architectures import architecture, seeded
+from netkin.sources.batches import sample
 from table_worlds import sentences
 
 FIRST, SECOND = "netkin:digits@first.pt", "netkin:digits@second.pt"
@@ -112,6 +113,47 @@ def test_examples_are_a_sample_of_each_task(netkin):
     assert {pair: one.examples for pair, one in nk.load("t.netkin").items()} == {
         ("few", "few"): 40, ("few", "many"): 80, ("many", "many"): 40
     }  # fmt: skip
+
+
+# --- one number for each pair of tasks --------------------------------------------------------------------------------
+
+SCORED = f"tasks few={FIRST},digits:test many={FIRST},digits:train other={SECOND},digits:test --examples 60 --quiet"
+
+
+def test_tasks_are_compared_by_a_score(netkin):
+    result = done(netkin(f"{SCORED} --score fisher_rao --out t.netkin --report t.html --figure t.png"))
+    assert "fisher_rao: distance (lower is closer), from 0" in result.stdout
+    found = nk.load("t.netkin")
+    data = {part: nk.load_data(f"digits:{part}") for part in ("test", "train")}
+    drawn = {part: sample(own, 60) for part, own in data.items()}
+    first, second = nk.load_model(FIRST), nk.load_model(SECOND)
+    tasks = {"few": (first, drawn["test"]), "many": (first, drawn["train"]), "other": (second, drawn["test"])}
+    expected = nk.task_similarity(tasks, "fisher_rao", progress=False)
+    assert found.to_numpy().tolist() == expected.to_numpy().tolist()
+    assert (
+        found.data == "digits:test, a sample of 60 of 360 (seed 0) and digits:train, a sample of 60 of 1,437 (seed 0)"
+    )
+
+
+def test_task2vec_of_networks_with_other_weights_is_taken_on_request(netkin):
+    line = f"{SCORED} --score task2vec --samples 1 --out t.netkin"
+    assert "--independent: the embeddings are of networks with different weights" in refusal(netkin, line)
+    done(netkin(f"{line} --independent"))
+    assert nk.load("t.netkin")["few", "other"] > nk.load("t.netkin")["few", "many"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("--score task2vec --layers fc", "--layers does not go with --score."),
+        ("--score task2vec --seeds 3", "--seeds does not go with --score."),
+        ("--score fisher_rao --samples 3", "--samples needs --score task2vec."),
+        ("--independent", "--independent needs --score task2vec."),
+        ("--score task3vec", "'task3vec' is not one of"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(netkin, rest, said):
+    assert said in refusal(netkin, f"{SCORED} {rest}", code=2)
 
 
 def test_options_of_models_and_data_stay_with_them():

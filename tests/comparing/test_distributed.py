@@ -210,12 +210,6 @@ def test_an_unknown_engine_is_refused():
         nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distribute")
 
 
-def test_a_torch_without_its_distributed_package_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(InvalidValue, match="needs a torch that was built with its distributed package"):
-        nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
-
-
 def test_a_store_that_is_gone_is_told_in_a_sentence():
     class Gone:
         def check(self, keys):
@@ -266,18 +260,11 @@ def loader(count=9, sampler=DistributedSampler, **options):
     return DataLoader(data, batch_size=2, sampler=sampler(data, **given))
 
 
-class Repeating(DistributedSampler):
-    def __iter__(self):
-        return iter([3] * len(self))
-
-
 @pytest.mark.parametrize(
     "data, options, words",
     [
-        ([loader(), loader().dataset], {}, "some of the data are split by a `DistributedSampler` and others are not"),
         ([loader(), loader(shuffle=True)], {}, "the samplers of the two data sets give other examples; let them"),
         ([loader()], {"examples": 4}, "`examples` does not go with a `DistributedSampler`; take a `Subset`"),
-        ([loader(sampler=Repeating)], {}, "the sampler of rank 0 of 2 repeats examples in a way of its own"),
     ],
 )
 def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, words):

@@ -106,9 +106,10 @@ def test_of_different_data_all_examples_are_counted_and_each_part_has_its_share_
     merged = nk.merge(parts)
     assert whole.examples == merged.examples == 70 + 45
     assert [part.examples for part in parts] == [23 + 15, 23 + 15, 24 + 15]
-    assert np.allclose(merged.compute()[merged.asked[0]].values, whole[merged.asked[0]].values, atol=1e-10)
+    (measure, *_) = merged.record.asked
+    assert np.allclose(merged.compute()[measure].values, whole[measure].values, atol=1e-10)
     assert (parts[0].missing != "", merged.missing) == (True, "")
-    assert merged.part == "1/3, 2/3, 3/3"
+    assert merged.record.part == "1/3, 2/3, 3/3"
     assert nk.compare(a, b, inputs(45, 2), **options).examples == 45
     assert nk.explain(nk.ModelInput(a, data=list(inputs(70, 1).split(20))), second, **options).passes == 4 + 3
 

@@ -43,8 +43,8 @@ def test_other_weights_and_other_data_are_refused(doubles, inputs, maps):
         nk.merge([nk.collect(*doubles, half, "cka") for half in (inputs[:25], inputs[25:])])
     with pytest.raises(InvalidValue, match="there is nothing to merge"):
         nk.merge([])
-    with pytest.raises(InvalidValue, match="`merge` takes comparers, as `nk.collect` or `nk.load` give them; got str"):
-        nk.merge(["part.netkin"])
+    with pytest.raises(ShapeError, match="a comparer can't be merged with a str; load its file with `nk.load`"):
+        nk.merge(["1.stats", "2.stats"])
 
 
 def edited(model):

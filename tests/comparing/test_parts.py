@@ -224,7 +224,7 @@ def test_three_parts_of_data_that_each_model_has_of_its_own_merge(doubles, input
     parts = [nk.collect(*subjects, measures="sketched_cka", layers="fc", part=(part, 3)) for part in (1, 2, 3)]
     whole = nk.compare(*subjects, measures="sketched_cka", layers="fc")
     merged = nk.merge(parts)
-    assert (merged.data, merged.examples) == ("Tensor and Tensor", 81)
+    assert (merged.record.data, merged.examples) == ("Tensor and Tensor", 81)
     assert merged.compute().to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-10)
 
 
@@ -295,7 +295,7 @@ def test_a_part_of_a_named_loader_reads_its_own_examples_alone(doubles, inputs):
     data = Borrowed("mine", DataLoader(Counted(inputs), batch_size=8))
     part = nk.collect(*doubles, data, "cka", part="2/2")
     assert set(seen) == set(range(len(inputs) // 2, len(inputs)))
-    assert part.data == "mine"
+    assert part.record.data == "mine"
     whole = nk.merge([part, nk.collect(*doubles, data, "cka", part="1/2")])
     ours = nk.compare(*doubles, inputs)
     assert whole.compute().to_numpy() == pytest.approx(ours.to_numpy(), abs=1e-6)

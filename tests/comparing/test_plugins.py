@@ -14,7 +14,6 @@ import torch
 import netkin as nk
 from netkin.errors import InvalidValue
 from netkin.measures import find, measures, registry
-from netkin.statistics import Collector
 
 TESTS = Path(__file__).parents[1]
 ASKED = ["sign_agreement", "sign_agreement(threshold=0.3)", "kernel_cosine", "batch_alignment", "cka"]
@@ -285,13 +284,6 @@ def test_a_pair_type_without_collectors_is_for_matrices_only(theirs, maps, image
         nk.compare(maps(), maps(), images, "bare")
     nk.collect(maps(), data=images, layers="fc").save(tmp_path / "s.netkin")
     assert nk.load(tmp_path / "s.netkin").compute("cka")["fc", "fc"] == pytest.approx(1)
-
-
-@pytest.mark.parametrize("given", [(int,), Collector.cost, "LayerSigns"])
-def test_what_is_no_collector_is_refused(theirs, maps, images, given):
-    offer(type("Pair", (theirs.Signs,), {"collectors": given}), "strange")
-    with pytest.raises(InvalidValue, match="Pair.collectors, for 'strange', holds .*, which is no `Collector`"):
-        nk.compare(maps(), maps(), images, "strange")
 
 
 def test_files_are_read_by_the_collectors_of_their_own_measures(theirs, maps, images, tmp_path):

@@ -142,7 +142,7 @@ def test_functions_are_found_by_name(here):
 def test_statistics_of_a_cluster_are_read_later(here):
     found = nk.collect(FIRST, SECOND, DATA, layers=LAYERS, engine=Ray(shares=4), **ERRORS)
     assert_same(found, local(nk.collect, FIRST, SECOND, data=DATA, layers=LAYERS, **ERRORS), 1e-10)
-    assert (found.part, found.ranges, found.missing) == ("", [(0, 50)], "")
+    assert (found.record.part, found.ranges, found.missing) == ("", [(0, 50)], "")
 
 
 def test_models_without_weights_are_drawn_from_the_seeds_of_their_places(here):
@@ -220,16 +220,17 @@ def test_a_model_that_kills_its_worker_is_left_out(here):
 @pytest.mark.parametrize(
     ("models", "kind", "words"),
     [
-        ([FIRST, "ray_worlds:broken"], InvalidValue, "layer 'fc' of 'b' in batch 0 holds"),
-        ([FIRST, "ray_worlds:overflowing"], InvalidValue, "layer 'conv1' of 'b' in batch 2 holds"),
-        (["ray_worlds:crashing", SECOND], ForwardError, "'a' could not be run: OSError: this model is broken"),
-        (["ray_worlds:words", SECOND], UnknownName, "'a': no layer named 'conv1'"),
-        ([FIRST, "ray_worlds:absent"], SourceError, "'b': module 'ray_worlds' has no function 'absent'"),
+        ([FIRST, "ray_worlds:broken"], InvalidValue, "^layer 'fc' of 'b' in batch 0 holds"),
+        ([FIRST, "ray_worlds:overflowing"], InvalidValue, "^layer 'conv1' of 'b' in batch 2 holds"),
+        (["ray_worlds:crashing", SECOND], ForwardError, "^'a' could not be run: OSError: this model is broken"),
+        (["ray_worlds:words", SECOND], UnknownName, "^no layer named 'conv1'"),
+        ([FIRST, "ray_worlds:absent"], SourceError, "^module 'ray_worlds' has no function 'absent'"),
     ],
 )
-def test_a_fault_of_one_of_two_models_is_raised(here, models, kind, words):
-    with pytest.raises(kind, match=words):
+def test_a_fault_of_one_of_two_models_is_raised_as_in_one_process_and_names_it(here, models, kind, words):
+    with pytest.raises(kind, match=words) as refusal:
         nk.compare(*models, LOADER, layers=LAYERS, engine=Ray(shares=3))
+    assert refusal.value.model == ("b" if models[0] == FIRST else "a")
 
 
 @pytest.mark.parametrize("other", ["netkin", "torch"])

@@ -20,13 +20,14 @@ from torch import nn
 import netkin as nk
 from netkin import files, jobs
 from netkin.results import Comparison, Comparisons, Series
+from netkin.sources.weights import read_state
 from netkin.training.saving import unpack_state
 from processes import ended, started
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
 TIMES = ("created",)
 FULL = "(File too large|No space left on device); what is kept .* is continued by the same call.$"
-FULL = rf"^cannot write '.*ab.netkin': {FULL}"
+FULL = rf"^cannot write '.*ab.netkin(.job/parts/state.netkin)?': {FULL}"
 
 
 def nets(count):
@@ -70,9 +71,9 @@ def learned(path):
 
 
 def read_training(path):
-    header, arrays = files.read(path, "training")
-    state = unpack_state(header["state"], arrays)
-    return state["model"]["weights"], state["history"]
+    (part,) = jobs.beside(path).glob("parts/*.netkin")
+    header, arrays = files.read(part)
+    return read_state(path), unpack_state(header["values"]["state"], arrays)["history"]
 
 
 WORK = {

@@ -104,15 +104,14 @@ def test_two_ids_never_mean_the_same_number():
         ("cka(variance=0.9)", "'cka' has no parameter 'variance'; it has no parameters\\."),
         ("svcca(0.9)", "'svcca\\(0.9\\)' is no measure; write a name, or a name with parameters"),
         ("svcca(variance=0.9", "is no measure; write a name"),
-        ("svcca(**x)", "is no measure; write a name"),
+        ("svcca(**x)", "'svcca' has no parameter '\\*\\*'"),
         ("", "'' is no measure; write a name"),
         ("cka + nbs", "is no measure; write a name"),
         ("a.cka", "is no measure; write a name"),
         ("cka\0", "is no measure; write a name"),
-        ("svcca(variance=1/2)", "'svcca\\(variance=1/2\\)': the value of a parameter must be a number or a word\\."),
-        ("svcca(variance=f(2))", "the value of a parameter must be a number or a word"),
-        ("svcca(variance={[]: 1})", "the value of a parameter must be a number or a word"),
-        ("svcca(variance=0.9, variance=0.8)", "variance"),
+        ("svcca(variance=1/2)", "is no measure; write a name"),
+        ("svcca(variance={[]: 1})", "is no measure; write a name"),
+        ("svcca(variance=0.9, variance=0.8)", "is no measure; write a name"),
     ],
 )
 def test_what_cannot_be_found_is_refused_with_advice(spec, sentence):
@@ -123,6 +122,7 @@ def test_what_cannot_be_found_is_refused_with_advice(spec, sentence):
 @pytest.mark.parametrize(
     "spec, sentence",
     [
+        ("svcca(variance=f(2))", "`variance` must be of type float"),
         ("svcca(variance=lots)", "`variance` must be of type float, like its default 0.99; got 'lots'\\."),
         ("svcca(variance=True)", "`variance` must be of type float"),
         ("svcca(variance=None)", "`variance` must be of type float.*got None"),

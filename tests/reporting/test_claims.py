@@ -71,6 +71,16 @@ def test_the_command_and_the_digests_of_data_are_folded_and_old_records_say_that
     assert "digests of the data not recorded" in words(claims_page([claim()]))
 
 
+def test_how_long_the_paper_and_we_trained_stands_with_each_claim():
+    claims = [claim(), claim(scale="gpu"), claim(id="toys/other")]
+    trainings = {("toys/halving", "cpu"): ("90 epochs", "2 epochs"), ("toys/halving", "gpu"): ("90 epochs", "9 epochs")}
+    text = words(claims_page(claims, trainings=trainings | {("toys/other", "cpu"): ("", "")}))
+    assert "Training. The paper: 90 epochs; here 2 epochs (cpu scale); here 9 epochs (gpu scale)." in text
+    assert text.count("Training.") == 1
+    text = words(claims_page(claims, trainings={("toys/other", "cpu"): ("", "3 epochs")}))
+    assert "Training. The paper: not stated; here 3 epochs (cpu scale)." in text
+
+
 def test_what_was_noted_later_stands_with_its_record_alone():
     one, other = claim(), claim(id="toys/other")
     page = claims_page([one, other], {(one.id, "cpu"): [f"Measured on a slow day {HOSTILE}"]})

@@ -21,7 +21,6 @@ from netkin.representations.inputs import (
     device_of,
     dtype_of,
     feed,
-    inputs_of,
     take,
 )
 from worlds import data_parallel
@@ -174,13 +173,6 @@ def test_a_copied_input_keeps_its_gradient_and_memory_format():
     assert given.is_contiguous(memory_format=torch.channels_last)
     given.sum().backward()
     assert torch.equal(image.grad, torch.ones(2, 3, 4, 4))
-
-
-def test_an_empty_tuple_is_refused():
-    with pytest.raises(ForwardError, match="a batch is an empty tuple"):
-        feed(Taking(), ())
-    with pytest.raises(ForwardError, match="a batch is an empty list"):
-        inputs_of([])
 
 
 @pytest.mark.parametrize("data", [X, X.numpy()], ids=["tensor", "array"])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from netkin.errors import UnknownName
-from netkin.representations.cutting import agrees, reaches_around, run_until, tail
+from netkin.representations.cutting import Tail, agrees, reaches_around, run_until, tail
 from netkin.representations.hooks import main_tensor
 from netkin.sources.architectures import architecture, seeded
 from stitching_worlds import built, drawn
@@ -125,10 +125,9 @@ def _enclosing(layer):
 def test_another_output_gives_what_hooks_give():
     model, images = seeded(architecture("resnet20")).eval(), drawn(3, 3, 32, 32, dtype=torch.float32)
     output = drawn(*run_until(model, "layer2.1", images).shape, dtype=torch.float32, seed=1)
-    hooked = tail(model, "layer2.1", forward=lambda model, batch: model(batch))
-    assert hooked.graph is None
+    hooked = Tail("layer2.1", model, None, "as a test")
     assert torch.allclose(tail(model, "layer2.1")(output, images), hooked(output, images), atol=1e-6)
-    assert "computed for nothing (a `forward` function runs it)" in hooked.how
+    assert "computed for nothing (as a test)" in hooked.how
 
 
 def test_gradients_flow_through_a_tail():

@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,26 @@ def git(folder, *words):
     subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
 
 
+def test_a_record_says_how_long_was_trained_and_an_old_one_what_its_claim_declares(made, lab, tmp_path):
+    nets = {"training": lambda scale, shared: f"{shared}; heads 2 epochs", "papers_training": "90 epochs"}
+    statement = made(
+        **nets, measure=lambda lab: lab.recipe("lstm") and Finding("holds", {"size": Measured(1)}, CONTROL)
+    )
+    assert (
+        running.training_of(statement, "cpu", ["lstm", "unheard-of"]) == "1,500 steps of batches of 32; heads 2 epochs"
+    )
+    assert running.training_of(made("toys/other"), "gpu", ["convnet", "resnet"]) == (
+        "convnet 30 epochs of batches of 512, resnet 40 epochs of batches of 512"
+    )
+    new = running.measured(statement, lab)
+    assert new.provenance["training"] == "1,500 steps of batches of 32; heads 2 epochs"
+    old = replace(new, provenance={}, scale="gpu")
+    assert running.trainings([new, old]) == {
+        ("toys/halving", "cpu"): ("90 epochs", "1,500 steps of batches of 32; heads 2 epochs"),
+        ("toys/halving", "gpu"): ("90 epochs", "4,000 steps of batches of 64; heads 2 epochs"),
+    }
+
+
 def test_the_commit_of_a_checkout_is_named_with_uncommitted_changes_of_its_code(tmp_path):
     read, code = commit.__wrapped__, tmp_path / "reproductions" / "claim.py"
     assert read(tmp_path) == "not known, outside of git"
@@ -236,8 +257,7 @@ def test_the_commit_of_a_checkout_is_named_with_uncommitted_changes_of_its_code(
     for change in (lambda: code.write_text("2"), lambda: (code.parent / "new.py").write_text("3")):
         change()
         seen.append(read(tmp_path))
-    assert all(one.startswith(f"{clean} with uncommitted changes ") for one in seen)
-    assert len(set(seen)) == 2
+    assert seen == [f"{clean} with uncommitted changes"] * 2
     assert read(code.parent) == "not known, outside of git"  # a copy of the code inside another repository
 
 

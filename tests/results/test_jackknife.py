@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netkin.errors import InvalidValue, ShapeError
+from netkin.errors import InvalidValue
 from netkin.results.values import jackknife_bias, jackknife_error, student_interval, student_quantile
 
 
@@ -93,15 +93,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert abs(met / 2000 - 0.95) < 0.02  # four standard errors
 
 
-def test_what_is_no_jackknife_is_refused():
-    with pytest.raises(ShapeError, match=r"replicates of 3 chunks of a value of shape \(2,\) must have shape \(3, 2\)"):
-        jackknife_error(np.ones(2), np.ones((2, 2)), [1, 2, 3])
-    with pytest.raises(InvalidValue, match="at least 2 chunks; got 1"):
-        jackknife_error(1.0, [1.0], [4])
-    with pytest.raises(InvalidValue, match="every chunk needs at least one example; got sizes 3, 0"):
-        jackknife_error(1.0, [1.0, 1.0], [3, 0])
-    with pytest.raises(InvalidValue, match="an interval needs at least 2 chunks; got 1"):
-        student_quantile(1)
+def test_a_level_that_is_none_is_refused():
     with pytest.raises(InvalidValue, match=r"between 0 and 1, as 0\.95; got 95"):
         student_quantile(5, 95)
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from netkin.errors import InvalidValue, NameClash, NoValue, ShapeError, UnknownName
+from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 
 
 def test_a_number_is_found_by_the_names_of_its_layers(made):
@@ -67,15 +67,6 @@ def test_a_reason_beside_a_value_is_refused(made):
 def test_a_hole_in_no_layer_is_refused(made):
     with pytest.raises(UnknownName, match="no layer named 'gone'"):
         made.holed(missing={("gone", "out"): "?"})
-
-
-def test_other_shapes_than_the_layers_are_refused(made):
-    with pytest.raises(
-        ShapeError, match=r"the values of 'cka' must have shape \(3, 3\), layers by layers; got \(2, 3\)"
-    ):
-        made.table(values=np.ones((2, 3)))
-    with pytest.raises(ShapeError, match="the standard errors of 'cka' must have shape"):
-        made.table(errors=np.ones(3))
 
 
 def test_layers_of_one_name_are_refused(made):

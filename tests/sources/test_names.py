@@ -56,12 +56,6 @@ def test_a_missing_function_is_refused_with_the_nearest_name(workshop):
         find_function("nk_names:zzz")
 
 
-def test_what_is_no_function_is_refused(workshop):
-    workshop.write("nk_value", "make = 3\n")
-    with pytest.raises(SourceError, match="'nk_value:make' must be a function without arguments; it is of type int"):
-        find_function("nk_value:make")
-
-
 def test_an_error_while_importing_is_told_in_one_line(workshop):
     workshop.write("nk_broken", "raise RuntimeError('no licence\\nsecond line')\n")
     with pytest.raises(

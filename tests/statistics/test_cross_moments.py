@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from netkin.applications.stitching.direct import METHODS, matched
+from netkin.applications.stitching.maps import METHODS, matched
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import cca_mean
 from netkin.representations import recording

@@ -119,8 +119,6 @@ def test_grams_refuse_what_they_cannot_use(worlds):
     with pytest.raises(InvalidValue, match="got batch=0"):
         Grams.of(worlds.normal(8, 2), worlds.normal(8, 2), batch=0)
     collector = grams(pair_blocks=[(["a"], ["b"]), (["c"], ["b"])])
-    with pytest.raises(ShapeError, match="different numbers of rows for one batch: \\[7, 8\\]"):
-        collector.update({"a": worlds.normal(8, 2), "b": worlds.normal(7, 2), "c": worlds.normal(8, 2)})
     collector.update({name: worlds.normal(8, 2) for name in "abc"})
     with pytest.raises(UnknownName, match="no layer 'd' in these Gram matrices"):
         collector["a", "d"]
@@ -167,11 +165,7 @@ def test_layers_with_several_rows_an_example_pair_among_themselves(worlds):
 
 
 def test_rows_refuse_what_they_cannot_use(worlds):
-    with pytest.raises(InvalidValue, match="`cap` must be at least 1; got 0"):
-        LayerRows(["a"], cap=0)
     collector = LayerRows(["first", "second"])
-    with pytest.raises(NoValue, match="no batch has been folded in yet"):
-        collector["first", "second"]
     with pytest.raises(InvalidValue, match="layer 'second'.* holds 1 NaN or Inf among 4 values"):
         collector.update({"first": np.ones((2, 2)), "second": np.array([[1.0, np.nan], [1, 1]])})
     collector.update({"first": worlds.normal(5, 2), "second": worlds.normal(5, 3)})

@@ -122,13 +122,6 @@ def test_names_that_are_unknown_get_a_hint(worlds):
         collector["layer1", "layer3"]
 
 
-def test_nothing_seen_is_no_value():
-    collector = LayerMoments([(["a"], ["b"])])
-    assert collector.n == 0
-    with pytest.raises(NoValue, match="no batch has been folded in yet; call `update` first"):
-        collector["a", "b"]
-
-
 def test_a_missing_layer_is_refused(worlds):
     with pytest.raises(ShapeError, match="this batch lacks rows for 'b'; every update needs all 2 layers"):
         LayerMoments([(["a"], ["b"])]).update({"a": worlds.normal(3, 2)})

@@ -234,8 +234,6 @@ def test_what_does_not_belong_together_is_refused(worlds):
     maps, collector = worlds.normal(5, 2, 8, 8), LayerSpectra([(["x"], ["y"])])
     with pytest.raises(ShapeError, match="this batch lacks rows for 'y'"):
         collector.update({"x": maps})
-    with pytest.raises(NoValue, match="no batch has been folded in yet"):
-        collector["x", "y"]
     collector.update({"x": maps, "y": maps})
     with pytest.raises(UnknownName, match="no layer 'z' in these spectra"):
         collector["x", "z"]

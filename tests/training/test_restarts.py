@@ -16,6 +16,7 @@ import netkin as nk
 from netkin import files, jobs
 from netkin.errors import FileError, InvalidValue
 from netkin.jobs import Cancelled, Job
+from netkin.sources.weights import load_weights
 from netkin.training import Hook, Recipe, train
 from netkin.training.saving import pack_state, unpack_state
 
@@ -128,12 +129,13 @@ def test_freezing_and_recording_go_on_with_the_training(tmp_path):
     assert trained(net(), save=tmp_path / "run", every=2) == expected
 
 
-def test_a_file_with_a_part_missing_is_told_to_be_damaged(tmp_path):
+def test_a_state_with_a_part_missing_is_told_to_be_damaged(tmp_path):
     train(net(), labelled(), epochs=1, save=tmp_path / "run")
-    header, arrays = files.read(tmp_path / "run")
+    (part,) = (tmp_path / "run.job" / "parts").glob("*.netkin")
+    header, arrays = files.read(part)
     kind, _ = header.pop("kind"), header.pop("format")
-    header["state"]["mapping"].pop()
-    files.write(tmp_path / "run", kind, header, arrays, overwrite=True)
+    header["values"]["state"]["mapping"].pop()
+    files.write(part, kind, header, arrays, overwrite=True)
     with pytest.raises(FileError, match="is damaged: KeyError"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run")
 
@@ -216,7 +218,7 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
     inputs, labels = labelled()
     batches = [(inputs[start : start + 10], labels[start : start + 10]) for start in range(0, 40, 10)]
     train(net(), batches, epochs=1, save=tmp_path / "list")
-    with pytest.raises(FileError, match="list' holds a training that differs in data;"):
+    with pytest.raises(FileError, match="list.job' holds a training that differs in data;"):
         train(net(), batches[::-1], epochs=1, save=tmp_path / "list")
     with pytest.raises(FileError, match="data .'40 examples in 4 batches', not '40 examples in 2 batches'"):
         train(
@@ -227,7 +229,7 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
         )
     pairs = torch.utils.data.TensorDataset(inputs, labels)
     train(net(), pairs, epochs=1, save=tmp_path / "set")
-    with pytest.raises(FileError, match="set' holds a training that differs in data;"):
+    with pytest.raises(FileError, match="set.job' holds a training that differs in data;"):
         train(net(), torch.utils.data.Subset(pairs, range(39, -1, -1)), epochs=1, save=tmp_path / "set")
 
 
@@ -249,12 +251,11 @@ def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, s
     train(**given)
     places = tmp_path / "run", tmp_path / "run.job" / "job.json"
     before = [place.read_bytes() for place in places]
-    with pytest.raises(FileError, match=f"run' holds a training that differs in {sentence}"):
+    with pytest.raises(FileError, match=f"run.job.? holds a training that differs in {sentence}"):
         train(**given | {"model": net()} | change)
     assert [place.read_bytes() for place in places] == before
     train(**given | {"model": net()} | change, overwrite=True)
-    assert jobs.read(tmp_path / "run").identity == files.read_header(tmp_path / "run")["identity"]
-    assert places[0].read_bytes() != before[0]
+    assert places[1].read_bytes() != before[1]
 
 
 def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
@@ -271,28 +272,43 @@ def test_settings_that_no_weight_shows_tell_models_and_losses_apart(tmp_path):
         trained(0.3, 0.2)
 
 
-def test_files_that_hold_no_training_are_refused(tmp_path):
+def test_files_that_no_training_wrote_are_refused(tmp_path):
     files.write(tmp_path / "other", "comparison", {}, {})
-    with pytest.raises(FileError, match="other' holds 'comparison', not 'training'; load it as what it is, or write"):
+    with pytest.raises(FileError, match="this would write over '.*other'; choose another name, or give"):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileError, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
     with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
-    train(net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)
-    assert files.read_header(tmp_path / "other")["kind"] == "training"
+    train(model := net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)
+    load_weights(again := net(1), tmp_path / "other")
+    assert again[5].weight.tolist() == model[5].weight.tolist()
     with Job.beside(tmp_path / "sweep", "sweep", {}) as job:
         job.keep("0", {})
     with pytest.raises(FileError, match="holds a sweep, not a training; give another path"):
         train(net(), labelled(), epochs=1, save=tmp_path / "sweep")
 
 
+@pytest.mark.parametrize("name", ["trained.pt", "trained.safetensors"])
+def test_the_file_holds_the_weights_as_the_model_uses_them(tmp_path, name):
+    model = net()
+    nk.sparsify(model, 0.5, layers="0")
+    nn.utils.parametrizations.weight_norm(model[5])
+    train(model, labelled(), epochs=1, save=tmp_path / name)
+    load_weights(again := net(1), tmp_path / name)
+    inputs = labelled()[0]
+    assert torch.equal(again.eval()(inputs), model.eval()(inputs))
+    assert (again[0].weight == 0).any()
+
+
 def test_a_training_is_a_job_that_is_watched_and_cancelled(tmp_path):
     seen = []
 
     def look(model, step):
-        seen.append((jobs.read(tmp_path / "run"), files.read_header(tmp_path / "run")["progress"]["step"]))
+        (part,) = (tmp_path / "run.job" / "parts").glob("*.netkin")
+        header, arrays = files.read(part)
+        seen.append((jobs.read(tmp_path / "run"), unpack_state(header["values"]["state"], arrays)["step"]))
         if step == 3:
             jobs.cancel(tmp_path / "run")
 
@@ -349,17 +365,15 @@ def test_a_hook_that_does_something_else_under_its_name_is_another(tmp_path):
         train(net(), labelled(), epochs=1, hooks=[pruning(0.5), Changed()], save=tmp_path / "run")
 
 
-def test_a_file_goes_on_without_its_folder_and_a_folder_without_its_file_begins_anew(tmp_path):
+def test_a_folder_goes_on_without_its_file_and_a_file_without_its_folder_is_refused(tmp_path):
     given = {"epochs": 3, "batch": 10, "save": tmp_path / "run"}
-    with pytest.raises(Stop):
-        train(net(), labelled(), hooks=[stopping(9)], **given)
-    shutil.rmtree(tmp_path / "run.job")
-    model = net()
-    assert train(model, labelled(), hooks=[stopping(None)], **given)[-1]["step"] == 12
-    assert model.hidden == 0
+    train(whole := net(), labelled(), hooks=[stopping(None)], **given)
     (tmp_path / "run").unlink()
-    assert len(train(net(), labelled(), **given | {"rate": 0.3})) == 3
-    assert jobs.read(tmp_path / "run").progress == "12 of 12 steps"
+    assert train(model := net(), labelled(), hooks=[stopping(1)], **given)[-1]["step"] == 12
+    assert model.hidden == whole.hidden
+    shutil.rmtree(tmp_path / "run.job")
+    with pytest.raises(FileError, match="this would write over"):
+        train(net(), labelled(), **given)
 
 
 def test_a_training_that_is_done_says_so_again(tmp_path):

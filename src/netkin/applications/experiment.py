@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import torch
@@ -24,7 +25,6 @@ from netkin.jobs import Identity, Job, refuse_output
 from netkin.progress import ProgressOption, showing
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import refuse_lazy
-from netkin.results.records import distinct
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
@@ -80,8 +80,12 @@ class Experiment:
     @property
     def identity(self) -> dict[str, Any]:
         """What finished parts depend on of the models: their weights, and what else decides what they compute."""
-        weights = {name: weights_digest(model) for name, model in self.given_models.items()}
-        return {"weights": weights, "architecture": forms_by_name(self.given_models)}
+        return {"weights": self.weights, "architecture": forms_by_name(self.given_models)}
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """The digests of the weights of the models that were given as such, taken once."""
+        return {name: weights_digest(model) for name, model in self.given_models.items()}
 
     @contextmanager
     def lending(self, *models: nn.Module, data: tuple[Any, ...] = ()) -> Iterator[None]:
@@ -154,20 +158,3 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 DECLARED = declarations(Experiment)
-
-
-def named_models(models: Any) -> dict[str, nn.Module | str]:
-    """Return models by their names: from a mapping, or from a list of names as `nk.load_model` takes them."""
-    if isinstance(models, Mapping):
-        return dict(models)
-    if isinstance(models, (str, nn.Module)):
-        kind = type(models).__name__
-        sentence = f"`models` are several; got one {kind}. Give a mapping or a list of names."
-        raise InvalidValue(sentence, argument="models")
-    names = list(models)
-    for name in names:
-        if not isinstance(name, str):
-            kind = type(name).__name__
-            sentence = f"a list of `models` holds names; got a {kind}. Give models as a mapping of their names."
-            raise InvalidValue(sentence, argument="models")
-    return dict(zip(distinct(names, "models"), names, strict=True))

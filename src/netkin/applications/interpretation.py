@@ -12,11 +12,10 @@ nearest one in the span of the chosen ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
 from typing import Any
 from weakref import ref
 
@@ -24,21 +23,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.experiment import DECLARED as EXPERIMENT
 from netkin.arrays import exact_products, label_tensor, summing_dtype
 from netkin.comparing.compare import compare_sides
 from netkin.comparing.sides import ModelInput, ModelSide, Reads, Side
+from netkin.comparing.spec import DECLARED as COMPARING
 from netkin.comparing.spec import Spec as CompareSpec
-from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
+from netkin.comparing.spec import takes_options
+from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean, require_at_least, require_listed
 from netkin.identity import with_call
 from netkin.measures import AlignedSide, Directions
-from netkin.progress import ProgressOption, showing
+from netkin.progress import showing
 from netkin.representations import replacing, rows_of
 from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.hooks import main_tensor, unrecordable, watching
-from netkin.representations.inputs import Forward, Transform, call, labels_of
+from netkin.representations.inputs import Forward, call, labels_of
 from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layers import Spec, choose, layer_label, unwrapped
-from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Values
 from netkin.results.records import distinct
 from netkin.sources.batches import class_names
@@ -74,14 +75,16 @@ def random_neurons(
         Neurons(2 of 6)
     """
     side = side_of(directions)
+    require_at_least(1, side.width, k=k)
     drawn = torch.randperm(side.width, generator=generator or torch.Generator().manual_seed(0))
-    return _chosen_neurons(side, drawn[: _count("k", k, side)], rest)
+    return _chosen_neurons(side, drawn[:k], rest)
 
 
 def largest_neurons(directions: AlignedSide | Directions, k: int, *, rest: str = "mean") -> Neurons:
     """Return the `k` neurons of largest activation: the root of their mean square over the examples."""
     side = side_of(directions)
-    return _chosen_neurons(side, _largest(side.activity, _count("k", k, side)), rest)
+    require_at_least(1, side.width, k=k)
+    return _chosen_neurons(side, _largest(side.activity, k), rest)
 
 
 def aligned_neurons(directions: AlignedSide | Directions, k: int, m: int) -> Neurons:
@@ -92,7 +95,8 @@ def aligned_neurons(directions: AlignedSide | Directions, k: int, m: int) -> Neu
     """
     side = side_of(directions)
     encode, decode = side.projection(k)
-    chosen = _largest(decode.square().sum(0), _count("m", m, side))
+    require_at_least(1, side.width, m=m)
+    chosen = _largest(decode.square().sum(0), m)
     masked = torch.zeros_like(decode)
     masked[:, chosen] = decode[:, chosen]
     return Neurons(tuple(chosen.tolist()), side.mean, encode, masked)
@@ -110,8 +114,7 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
 
 
 def _chosen_neurons(side: AlignedSide, chosen: Tensor, rest: str) -> Neurons:
-    if rest not in REST:
-        raise UnknownName(f"`rest` is 'mean' or 'predicted'; got {rest!r}.", argument="rest")
+    require_listed("rest", rest, REST)
     chosen = chosen.sort().values.to(side.mean.device)
     identity = torch.eye(side.width, dtype=side.mean.dtype, device=side.mean.device)
     decode = identity[chosen] if rest == "mean" else _prediction(side.covariance(chosen), chosen)
@@ -125,14 +128,6 @@ def _prediction(covariance: Tensor, chosen: Tensor) -> Tensor:
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
     return sizes.argsort(descending=True, stable=True)[:count]
-
-
-def _count(name: str, count: Any, side: AlignedSide) -> int:
-    if not isinstance(count, Integral):
-        raise InvalidValue(f"`{name}` must be a whole number of neurons, up to {side.width:,}; got {count!r}.")
-    if not 1 <= int(count) <= side.width:
-        raise InvalidValue(f"`{name}` must lie between 1 and the layer's {side.width:,} neurons; got {count:,}.")
-    return int(count)
 
 
 @contextmanager
@@ -195,8 +190,13 @@ def _nearest(rows: Tensor, restriction: Restriction) -> Tensor:
 # --- class sensitivity ------------------------------------------------------------------------------------------------
 
 
+NAMED = "layers examples shape memory seed device transform forward progress"
+OPTIONS = {name: {**COMPARING, **EXPERIMENT}[name] for name in NAMED.split()}
+
+
 @with_call
 @by_name(models="model", data="data")
+@takes_options(declared=OPTIONS)
 def class_sensitivity(
     model: nn.Module,
     data: Any,
@@ -204,16 +204,8 @@ def class_sensitivity(
     measures: Any = "cca_mean",
     *,
     names: Sequence[str] | None = None,
-    layers: Spec = None,
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    memory: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    transform: Transform | None = None,
-    forward: Forward | None = None,
     name: str = "layers",
-    progress: ProgressOption = None,
+    **options: Any,
 ) -> Comparison:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
@@ -232,16 +224,7 @@ def class_sensitivity(
         classes: which classes, by number or name; all of them by default.
         measures: one measure or several.
         names: the classes' names, in the order of the logits; by default those that the data have, such as folders.
-        layers: which layers (see `nk.layers`).
-        examples: the number of examples after which the pass ends.
-        shape: what one example is (see `nk.shapes`).
-        memory: the most bytes that statistics may take.
-        seed: seed of the sample of rows that some measures read.
-        device: where the model runs.
-        transform: a function of the inputs.
-        forward: a function ``forward(model, batch)`` that runs the model.
         name: what the result calls the model.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -250,12 +233,11 @@ def class_sensitivity(
         (('cat', 'dog', 'car'), True)
     """
     unwrapped(model)  # refuses what is no module
-    logits = Logits(classes, names, class_names(data), layers, forward)
-    source = ModelInput(model, layers=layers, shape=shape, forward=logits.run, transform=transform, device=device)
-    rows = ModelSide(name, source)
-    spec = CompareSpec(measures=measures, examples=examples, memory=memory, seed=seed)
-    with showing(progress):
-        comparison = compare_sides(rows, logits, data, spec)
+    of_model = {option: options.pop(option, None) for option in ("layers", "shape", "transform", "device")}
+    logits = Logits(classes, names, class_names(data), of_model["layers"], options.pop("forward", None))
+    rows = ModelSide(name, ModelInput(model, forward=logits.run, **of_model))
+    with showing(options.pop("progress", None)):
+        comparison = compare_sides(rows, logits, data, CompareSpec(measures=measures, **options))
     logits.refuse_absent()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
@@ -279,7 +261,9 @@ class Logits(Side):
         self, classes: Any, names: Sequence[str] | None, known: Sequence[str], chosen: Spec, forward: Forward | None
     ):
         self.name, self.layers = "classes", set[str]()
-        self._asked, self._names, self._known, self._forward = _listed(classes), names, known, forward
+        several = isinstance(classes, Iterable) and not isinstance(classes, str)
+        self._asked = list(classes) if several else classes if classes is None else [classes]
+        self._names, self._known, self._forward = names, known, forward
         self._chosen = chosen
         self._columns: dict[str, int] = {}
         self._seen: Counter[int] = Counter()
@@ -334,7 +318,7 @@ class Logits(Side):
 
     def refuse_absent(self) -> None:
         """Refuse a class that was requested and that the labels, if there were any, never named."""
-        absent = [name for name, column in self._columns.items() if self._asked and not self._seen[column]]
+        absent = [name for name, column in self._columns.items() if self._asked is not None and not self._seen[column]]
         if self._seen and absent:
             raise InvalidValue(
                 f"class {absent[0]!r} does not occur among the {self._seen.total():,} labels of the data; "
@@ -342,39 +326,26 @@ class Logits(Side):
             )
 
 
-def _listed(classes: Any) -> list[Any]:
-    """Return the classes requested; an empty list stands for all."""
-    if classes is None:
-        return []
-    asked = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [classes]
-    if not asked:
-        raise InvalidValue("`classes` is empty; leave it out for all classes.", argument="classes")
-    return asked
-
-
-def _columns(asked: Sequence[Any], names: Sequence[str] | None, count: int) -> dict[str, int]:
-    """Return the columns of the classes requested, by name."""
+def _columns(asked: list[Any] | None, names: Sequence[str] | None, count: int) -> dict[str, int]:
+    """Return the columns of the classes requested, by name; all of them where none are."""
     if names is not None and len(names) != count:
         raise ShapeError(
             f"`names` has {len(names):,} names and the model {count:,} outputs; give one for each.", argument="names"
         )
     known = distinct(map(str, range(count) if names is None else names), "classes")
-    return {known[column]: column for column in (_column(one, known) for one in asked or range(count))}
-
-
-def _column(one: Any, known: Sequence[str]) -> int:
-    if isinstance(one, str):
-        if one not in known:
-            some = f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}"
+    columns = dict[str, int]()
+    for one in range(count) if asked is None else asked:
+        if isinstance(one, str) and one not in known:
+            some = f"{', '.join(known[:3])}{', ...' if count > 3 else ''}"
             hint = did_you_mean(one, known) or f"; the model's outputs are {some}, or what `names=` calls them."
-            raise UnknownName(f"no class named {one!r}{hint}")
-        return known.index(one)
-    if not isinstance(one, Integral):
-        raise InvalidValue(f"a class is the number of an output or its name; got {one!r}.")
-    column = int(one)
-    if not 0 <= column < len(known):
-        raise UnknownName(f"no class {column}: the model has {len(known):,} outputs, 0 to {len(known) - 1:,}.")
-    return column
+            raise UnknownName(f"no class named {one!r}{hint}", argument="classes", value=one)
+        if not isinstance(one, str):
+            require_at_least(0, count - 1, classes=one)
+        column = known.index(one) if isinstance(one, str) else int(one)
+        columns[known[column]] = column
+    if not columns:
+        raise InvalidValue("`classes` is empty; leave it out for all classes.", argument="classes")
+    return columns
 
 
 def _matrix(output: Tensor) -> Tensor:

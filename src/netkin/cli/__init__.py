@@ -32,7 +32,7 @@ from netkin.cli.single_model import classes, compress, sparsity
 from netkin.cli.stitch import stitch
 from netkin.cli.training import continual, dynamics, federate
 
-NAMING_LAYERS = ("--layers", "--layer", "--layers-a", "--layers-b", "--at", "--into", "--head")
+NAMING_LAYERS = ("--layers", "--layer", "--at", "--into", "--head")
 
 
 class Remembering(Commands):

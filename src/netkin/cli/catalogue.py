@@ -96,7 +96,7 @@ def _as_text(value: Any) -> str:
     return ", ".join(value) or "none" if isinstance(value, list) else value
 
 
-@command("list layers netkin:tiny10", listing)
+@command("list layers netkin:tiny10", listing, heading="Layers")
 @click.argument("model")
 @click.option("--all", "every", is_flag=True, help="List every module, not only the default layers.")
 @JSON
@@ -138,7 +138,7 @@ def _wrap(text: str) -> str:
 @click.argument("name", required=False)
 @JSON
 def scores(name: str | None, json: bool) -> None:
-    """List the scores of `netkin recommend` and `netkin stitch`, or describe the score NAME."""
+    """List the scores of `netkin recommend`, `netkin tasks` and `netkin stitch`, or describe the score NAME."""
     known = _quantities()
     if name is not None and name not in known:
         raise UnknownName(f"no score named {name!r}{did_you_mean(name, known) or ';'} `netkin list scores` lists all.")
@@ -171,7 +171,9 @@ def _quantities() -> dict[str, tuple[str, Quantity]]:
     """Return each score by its name, with the command that computes it."""
     from netkin.applications.stitching.evaluating import SCORES as STITCHES
     from netkin.applications.transfer import SCORES as MODELS
+    from netkin.applications.transfer.task_similarity import SCORES as TASKS
 
     scores = [("recommend", score.quantity) for score in MODELS.values()]
+    scores += [("tasks", score.quantity) for score in TASKS.values()]
     scores += [("stitch", score.quantity) for score in STITCHES.values()]
     return {quantity.id: (command, quantity) for command, quantity in scores}

@@ -151,7 +151,7 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
     measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
         refuse_names(names, len(statistics.models))
-        statistics.names = dict(zip(statistics.models, names, strict=True))
+        statistics.note(names=dict(zip(statistics.models, names, strict=True)))
     warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compute(list(measures)))
 
@@ -236,9 +236,9 @@ def warn_of_missing_parts(statistics: Comparer) -> None:
 def statistics_line(statistics: Comparer, path: Path) -> str:
     """Return one line that says what a file holds."""
     chunks = f" in {statistics.study.chunks} chunks" if statistics.study.chunks else ""
-    models = " and ".join(dict.fromkeys(statistics.names.get(name, name) for name in statistics.models))
+    models = " and ".join(dict.fromkeys(statistics.record.names.get(name, name) for name in statistics.models))
     numbers = f" ({_ranges_as_text(statistics.ranges)})" if statistics.ranges else ""
-    return f"{path}: {models} on {statistics.data}, {statistics.examples:,} examples{numbers}{chunks}"
+    return f"{path}: {models} on {statistics.record.data}, {statistics.examples:,} examples{numbers}{chunks}"
 
 
 def statistics_document(statistics: Comparer, path: Path) -> dict[str, Any]:
@@ -247,9 +247,9 @@ def statistics_document(statistics: Comparer, path: Path) -> dict[str, Any]:
 
     return {
         "file": str(path),
-        "models": [statistics.names.get(name, name) for name in statistics.models],
+        "models": [statistics.record.names.get(name, name) for name in statistics.models],
         "layers": {model: [layer.name for layer in layers] for model, layers in statistics.layers.items()},
-        "data": statistics.data,
+        "data": statistics.record.data,
         "examples": statistics.examples,
         "ranges": statistics.ranges,
         "expected": statistics.expected,
@@ -257,11 +257,11 @@ def statistics_document(statistics: Comparer, path: Path) -> dict[str, Any]:
         "chunks": statistics.study.chunks,
         "seed": statistics.study.seed,
         "measures": [name for need in statistics.needs for name in need.measures],
-        "weights": {model: origin.get("weights") for model, origin in statistics.origins.items()},
+        "weights": {model: origin.get("weights") for model, origin in statistics.record.origins.items()},
         "data_digest": statistics.digest.hex,
-        "settings": statistics.settings,
-        "settings_digest": settings_digest(statistics.settings),
-        "plan": statistics.plan_text,
+        "settings": statistics.record.settings,
+        "settings_digest": settings_digest(statistics.record.settings),
+        "plan": statistics.record.plan,
     }
 
 

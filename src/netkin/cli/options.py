@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,25 @@ from click.core import ParameterSource
 
 from netkin.cli.outputs import SILENT, TITLE, with_refusals
 from netkin.cli.running import readable
-from netkin.comparing.spec import default_of, sentence_of
+from netkin.comparing.spec import checked_pairs, default_of, help_of
+from netkin.errors import UnknownName
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+# names in the library's registries and options of its functions, written by docs/generate.py, so that help and
+# completion need no torch
+KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
 
 
-def declared(option: str, more: str = "", **settings: Any) -> Option:
-    """Return an option as `Spec` or `Run` declares it, with its default and its sentence; `more` is said after it."""
-    sentence, flag = sentence_of(option), f"--{option.replace('_', '-')}"
-    text = f"{sentence[:1].upper()}{sentence[1:]}{f' {more}' if more else ''}"
-    default = default_of(option)
+def declared(option: str, more: str = "", of: str = "", **settings: Any) -> Option:
+    """Return an option with its default and its sentence, after which `more` is said.
+
+    They are those of the library's function `of`, or without one those that `Spec` or `Run` declares.
+    """
+    default, sentence = KNOWN["options"][of][option] if of else (default_of(option), help_of(option))
+    text, flag = f"{sentence[:1].upper()}{sentence[1:]} {more}".strip(), f"--{option.replace('_', '-')}"
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text, **settings)
     if default is not None and not settings.get("multiple"):
@@ -35,9 +41,7 @@ def declared(option: str, more: str = "", **settings: Any) -> Option:
     return click.option(flag, help=text, **settings)
 
 
-DEVICE = declared("device", "Such as cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
-# the names in the library's registries, written by docs/generate.py, so that help and completion need no torch
-KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding="utf-8"))
+DEVICE = declared("device", "The default is the CPU.", metavar="DEVICE")
 UNITS = {"": 1, "B": 1} | {f"{letter}B": 1000**i for i, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
@@ -47,9 +51,10 @@ def example(line: str) -> str:
     return f"\b\nExample:\n  netkin {line}\n"
 
 
-GROUPS = {  # headings of `--help` with the options below them; those of one command alone stand first
+GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
+    "Training": "recipe head pretrain_epochs head_epochs finetune",
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "measures layers layers_a layers_b pairs shape resize scores",
+    "What is compared": "score measures layers layer pairs shape tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -60,17 +65,25 @@ HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names
 
 def grouped_options(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Return the options of a command and what its help says of them, by headings."""
-    groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *GROUPS)}
+    own = getattr(command, "heading", "") or "Options"
+    groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (own, *GROUPS)}
     for option in command.get_params(context):
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if record:
-            heading = "General" if "--help" in option.opts else HEADINGS.get(str(option.name), "Options")
-            groups[heading].append(record)
+            groups["General" if "--help" in option.opts else HEADINGS.get(str(option.name), own)].append(record)
     return {heading: records for heading, records in groups.items() if records}
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups."""
+    """A command whose help shows its options in groups.
+
+    Args:
+        heading: What the options of this command alone are about; the others have the headings of `GROUPS`.
+    """
+
+    def __init__(self, *arguments: Any, heading: str = "", **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.heading = heading
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a part of the help for each group of options."""
@@ -90,17 +103,20 @@ class Commands(click.Group):
             )
 
 
-def command(line: str, group: click.Group | None = None) -> Callable[[Command], click.Command]:
+def command(line: str, group: click.Group | None = None, heading: str = "") -> Callable[[Command], click.Command]:
     """Return what makes a function a command, with --quiet, whose refusals are one sentence.
 
     Args:
         line: An example that runs as it stands, with which the help ends; it begins with the command's name.
         group: The group of the command, whose name comes first in `line`.
+        heading: What the options are about that this command alone has.
     """
 
     def made(function: Command) -> click.Command:
         name = line.split()[0 if group is None else 1]
-        new = QUIET(click.command(name, cls=GroupedCommand, epilog=example(line))(with_refusals(function)))
+        new = QUIET(
+            click.command(name, cls=GroupedCommand, epilog=example(line), heading=heading)(with_refusals(function))
+        )
         if group is not None:
             group.add_command(new)
         return new
@@ -127,6 +143,22 @@ def as_bytes(text: str) -> int:
 def memory_option(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """Let click turn the text of an option into bytes."""
     return None if text is None else as_bytes(text)
+
+
+def shape_option(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+    """Let click turn the texts of --shape into one shape for all layers, or a mapping from names and globs of layers.
+
+    Example:
+        >>> shape_option(None, None, ["encoder.*=cls", "pool"]), shape_option(None, None, ["mean"])
+        ({'encoder.*': 'cls', '**': 'pool'}, 'mean')
+    """
+    for_all = [text for text in texts if "=" not in text]
+    if len(for_all) > 1:
+        raise click.BadParameter(f"without a pattern of layers it is given once; got {', '.join(for_all)}.")
+    by_layer = {pattern: name for pattern, equals, name in (text.rpartition("=") for text in texts) if equals}
+    if not by_layer:
+        return for_all[0] if for_all else None
+    return {**by_layer, "**": for_all[0]} if for_all else by_layer
 
 
 def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
@@ -202,17 +234,33 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+
+
+def _pairs_option(context: click.Context, parameter: click.Parameter, which: str) -> Any:
+    try:
+        return checked_pairs(which)
+    except UnknownName as refusal:
+        raise click.BadParameter(str(refusal)) from refusal
+
+
 RESUMED = "run the same command again to resume, with --overwrite to start again"
-ROWS = declared("rows", "With three models or more.", type=COUNT, metavar="N")
+ROWS = declared("rows", "For three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
 PLAN = click.option("--plan", is_flag=True, help="Print what the command would do and cost, and stop.")
 JSON = click.option("--json", "json", is_flag=True, help="Print JSON instead of text.")
-SHAPE = declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", metavar="NAME")
+LAYERS, LAYERS_BY_MODEL = (
+    declared("layers", f"{more}Can be repeated. See `netkin list layers`.", multiple=True, metavar="PATTERN")
+    for more in ("", "a:PATTERN is for the first of two models, b:PATTERN for the second, NAME:PATTERN for any. ")
+)
+SHAPE = declared(
+    "shape", f"One of {', '.join(KNOWN['shapes'])}; PATTERN=NAME for the layers of that name or glob. Can be repeated.",
+    multiple=True, callback=shape_option, metavar="NAME",
+)  # fmt: skip
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
+_TOKENS = declared("tokens", type=COUNT, metavar="N")
 _COMPARING = (
-    declared("layers", "Can be repeated. See `netkin list layers`.", multiple=True, metavar="PATTERN"),
-    declared("pairs", type=click.Choice(["all", "corresponding"])),
+    declared("pairs", callback=_pairs_option, metavar="[all|corresponding|band:K]"),
     SHAPE,
     _RESIZE,
     EXAMPLES,
@@ -225,9 +273,9 @@ _COMPARING = (
         metavar="N",
         help="Batch size.",
     ),
-    declared("memory", "Such as 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
+    declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
     DEVICE,
-    declared("seed", "Also that of the sample of --examples.", type=int, metavar="N"),
+    declared("seed", "Also for the sample of --examples.", type=int, metavar="N"),
 )
 
 
@@ -240,7 +288,7 @@ def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: in
 
 _ERRORS = (
     declared("errors", is_eager=True),
-    declared("chunks", "With --errors.", type=click.IntRange(min=2), metavar="K", callback=_refuse_alone),
+    declared("chunks", "Needs --errors.", type=click.IntRange(min=2), metavar="K", callback=_refuse_alone),
     _EXACT,
 )
 _SKETCHING = (
@@ -262,7 +310,17 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(command, _data(needs_data), _measures(["cka"]), *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return _with_options(
+        command,
+        _data(needs_data),
+        _measures(["cka"]),
+        LAYERS_BY_MODEL,
+        *_COMPARING,
+        _TOKENS,
+        *_ERRORS,
+        NAMES,
+        TRANSFORMS,
+    )
 
 
 def engine_options(command: Command, *, but: str = "") -> Command:
@@ -284,19 +342,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return _with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), *shared, *_SKETCHING, _EXACT, TRANSFORM)
+    return _with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), *_COMPARING, TRANSFORM)
+    return _with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
 
 
 def result_options(

@@ -41,6 +41,7 @@ def call_library(
     specs, names = list(models.values()), list(models)
     given = options.pop("transforms")
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
+    options["layers"] = layers_by_model(options["layers"], list(dict.fromkeys(names)))
     refuse_unknown_names(options, specs)
     networks = load_models(specs) if options.get("engine") != "ray" else []
     data = prepare(options, specs, place)
@@ -59,6 +60,7 @@ def call_for_many(
     specs = list(models.values())
     given = options.pop("transforms")
     options["transforms"] = functions_of(given, len(specs))
+    options["layers"] = layers_by_model(options["layers"], list(models))
     refuse_unknown_names(options, specs)
     data = prepare(options, specs, place)
     if runs_elsewhere(options):
@@ -84,7 +86,7 @@ def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | 
     """Return the data, as `specs` take them, and leave in `options` the engine, measures and layers for the library."""
     data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
-    options |= {name: list(options[name]) or None for name in ("measures", "layers")}
+    options["measures"] = list(options["measures"]) or None
     if options.get("engine") == "ray":
         options["engine"] = _ray_engine(address, gpus, place)
         return data and _data_spec(data, batch_size, options, balanced)
@@ -223,6 +225,26 @@ def _split_name(typed: str) -> tuple[str, str]:
     """Return the name in NAME=MODEL, empty if there is none, and the model."""
     found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", typed)
     return (found[1], found[2]) if found else ("", typed)
+
+
+def layers_by_model(texts: Sequence[str], names: Sequence[str]) -> Any:
+    """Return the patterns of --layers: a list for all models, or one for each where some are written NAME:PATTERN.
+
+    Example:
+        >>> layers_by_model(["relu*", "b:fc"], ["first", "second"])
+        {'first': ['relu*'], 'second': ['relu*', 'fc']}
+    """
+    from netkin.comparing.spec import by_model
+
+    known = sorted([*names, *("ab" if len(names) == 2 else ())], key=len, reverse=True)  # a name may hold a colon
+    own: dict[str, list[str]] = {}
+    for text in (text for text in texts if ":" in text):
+        name = next((name for name in known if text.startswith(f"{name}:")), text.partition(":")[0])
+        own.setdefault(name, []).append(text[len(name) + 1 :])
+    common = [text for text in texts if ":" not in text]
+    if not own:
+        return common or None
+    return {name: common + (patterns or []) or None for name, patterns in by_model("layers", own, names).items()}
 
 
 def functions_of(specs: Sequence[str], models: int) -> Any:

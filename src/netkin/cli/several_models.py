@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
-from netkin.cli.options import DEVICE, KNOWN, NAMES, TRANSFORM, command, result_options, task_options
+from netkin.cli.options import (
+    COUNT,
+    DEVICE,
+    KNOWN,
+    NAMES,
+    TRANSFORM,
+    command,
+    declared,
+    is_typed,
+    result_options,
+    task_options,
+)
 from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     functions_of,
@@ -27,7 +38,10 @@ from netkin.errors import NameClash
 if TYPE_CHECKING:
     from torch import nn
 
-    from netkin.results import Comparisons, Ranking
+    from netkin.results import Comparison, Comparisons, Ranking
+
+BLOCKS = "measures layers pairs shape memory seeds independent_buckets"  # options of `netkin tasks` without --score
+TASK2VEC = "samples independent"
 
 
 @command("recommend one=netkin:digits@runs/digits/step_1.pt two=netkin:digits@runs/digits/step_2.pt --data digits:test")
@@ -104,9 +118,17 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 
 @command(
     "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
-    '--layers "relu*" --report tasks.html'
+    '--layers "relu*" --report tasks.html',
+    heading="Sketches",
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="NAME=MODEL,DATA|NAME=STATISTICS...")
+@click.option(
+    "--score",
+    type=click.Choice(KNOWN["task scores"]),
+    help="Compare tasks by one number for each pair, not block by block; see `netkin list scores`.",
+)
+@declared("samples", "With --score task2vec.", of="task2vec", type=COUNT, metavar="N")
+@declared("independent", of="task_similarity")
 @task_options
 @result_options("tasks", "the comparisons", "the blocks of all pairs")
 def tasks(tasks: tuple[str, ...], **options: Any) -> None:
@@ -114,15 +136,29 @@ def tasks(tasks: tuple[str, ...], **options: Any) -> None:
 
     Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
     (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
-    sketches that `netkin collect` wrote for one model.
+    sketches that `netkin collect` wrote for one model. With --score, such as task2vec, each pair of tasks gets one
+    number.
     """
+    _refuse_unused(options["score"] or "")
     given = dict(map(_parse_task, tasks))
     if len(given) < len(tasks):
         names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
     outputs = OutputFiles.of(options)
-    found = _compare_tasks(given, **options)
+    found = _score_tasks(given, **options) if options["score"] else _compare_tasks(given, **options)
     outputs.deliver(found, found.save)
+
+
+def _refuse_unused(score: str) -> None:
+    """Refuse options that do nothing with this score, or without one."""
+    context = click.get_current_context()
+    unused = {"--score": BLOCKS * bool(score), "--score task2vec": TASK2VEC * (not score.startswith("task2vec"))}
+    for parameter in context.command.params:
+        if is_typed(context, str(parameter.name)):
+            for what, names in unused.items():
+                if parameter.name in names.split():
+                    verb = "does not go with" if names == BLOCKS else "needs"
+                    raise click.UsageError(f"{parameter.opts[0]} {verb} {what}.")
 
 
 def _parse_task(task: str) -> tuple[str, list[str]]:
@@ -148,29 +184,50 @@ def _parse_task(task: str) -> tuple[str, list[str]]:
     return name, found[1:]
 
 
-def _compare_tasks(
-    given: dict[str, list[str]], batch_size: int, balanced: bool, seed: int, independent_buckets: bool, **options: Any
-) -> Comparisons:
+def _load_tasks(
+    given: dict[str, list[str]], device: str | None, examples: int | None, batch_size: int, seed: int, balanced: bool
+) -> dict[str, Any]:
+    """Return each task as a model with its data, or as the statistics in its file."""
+    require_device(device)
+    specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
+    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
+    tasks: dict[str, Any] = {}
+    for name, parts in given.items():
+        if name in models:
+            tasks[name] = (models[name], load_batches(parts[1], batch_size, examples, seed, balanced, [parts[0]]))
+        else:
+            tasks[name] = open_statistics(Path(parts[0]))
+            warn_of_missing_parts(tasks[name])
+    return tasks
+
+
+def _compare_tasks(given: dict[str, list[str]], independent_buckets: bool, **options: Any) -> Comparisons:
     """Load what was named and call the library."""
     from netkin.applications.transfer import compare_tasks
 
-    require_device(options["device"])
-    specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
-    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
-    made: dict[str, Any] = {}
-    for name, parts in given.items():
-        if name in models:
-            data = load_batches(parts[1], batch_size, options["examples"], seed, balanced, [parts[0]])
-            made[name] = (models[name], data)
-        else:
-            made[name] = open_statistics(Path(parts[0]))
-            warn_of_missing_parts(made[name])
+    sampling = {name: options.pop(name) for name in ("batch_size", "seed", "balanced")}
+    tasks = _load_tasks(given, options["device"], options["examples"], **sampling)
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
-    return compare_tasks(made, **options, share_buckets=not independent_buckets)
+    options = {name: value for name, value in options.items() if name not in ("score", *TASK2VEC.split())}
+    return compare_tasks(tasks, **options, share_buckets=not independent_buckets)
 
 
-@command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html")
+def _score_tasks(
+    given: dict[str, list[str]], score: str, batch_size: int, seed: int, balanced: bool, samples: int | None,
+    independent: bool, transforms: tuple[str, ...], **options: Any,
+) -> Comparison:  # fmt: skip
+    """Load what was named and call the library."""
+    from netkin.applications.transfer import task_similarity
+
+    how = {name: options[name] for name in ("device", "examples", "exact_model")}
+    tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced)
+    if score.startswith("task2vec"):
+        how |= {"samples": samples, "seed": seed}
+    return task_similarity(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
+
+
+@command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html", heading="Filter atoms")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
     "--atoms", type=click.IntRange(min=1), metavar="M", help="Fit shared coefficients first, with M atoms per layer."

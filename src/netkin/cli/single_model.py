@@ -14,6 +14,7 @@ from netkin.cli.options import (
     BALANCED,
     DEVICE,
     EXAMPLES,
+    LAYERS,
     NAMES,
     SHAPE,
     TRANSFORM,
@@ -51,7 +52,10 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a whole number nor a share such as 0.35.", param, ctx)
 
 
-@command("compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test")
+@command(
+    "compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
+    heading="Compression",
+)
 @click.argument("model")
 @click.option(
     "--layer",
@@ -136,7 +140,10 @@ def _compress(
     return small
 
 
-@command("sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html")
+@command(
+    "sparsity netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report sparsity.html",
+    heading="Weights",
+)
 @click.argument("model")
 @click.argument("other", required=False)
 @click.option("--data", metavar="DATA", help="Labelled examples for accuracy and similarity; see `netkin list data`.")
@@ -203,7 +210,7 @@ def _study(
     return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
 
 
-@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html")
+@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
 @click.option(
@@ -215,6 +222,7 @@ def _study(
 )
 @click.option(
     "--names",
+    "class_names",
     metavar="NAMES",
     help="Names of all classes in the order of the outputs, as cat,dog,car; by default those of the folders of images.",
 )
@@ -227,12 +235,7 @@ def _study(
     metavar="NAME",
     help="Measures; see `netkin list measures`. Can be repeated.",
 )
-@click.option(
-    "--layers",
-    multiple=True,
-    metavar="PATTERN",
-    help="Layers by name, glob or type; can be repeated. See `netkin list layers`.",
-)
+@LAYERS
 @SHAPE
 @EXAMPLES
 @BALANCED
@@ -257,7 +260,7 @@ def _class_sensitivity(
     model: str,
     data: str,
     classes: tuple[str, ...],
-    names: str | None,
+    class_names: str | None,
     measures: tuple[str, ...],
     layers: tuple[str, ...],
     balanced: bool,
@@ -265,13 +268,13 @@ def _class_sensitivity(
 ) -> Comparison:
     """Load what was named and call the library."""
     from netkin.applications.interpretation import class_sensitivity
-    from netkin.sources.batches import class_names
+    from netkin.sources.batches import class_names as names_in
 
     require_device(options["device"])
     models = load_models([model])
     batches = load_batches(data, 128, options["examples"], options["seed"], balanced, [model])
-    known = names.split(",") if names else None
-    own = known or class_names(batches)
+    known = class_names.split(",") if class_names else None
+    own = known or names_in(batches)
     wanted = [int(one) if one.isdecimal() and one not in own else one for one in classes] or None
     return class_sensitivity(
         models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options

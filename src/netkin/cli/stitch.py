@@ -26,6 +26,7 @@ from netkin.cli.options import (
 )
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
+    layers_by_model,
     load_batches,
     load_models,
     named_models,
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 MOST = 6  # warnings shown
 
 
-@command("stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test")
+@command(
+    "stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test",
+    heading="Stitches",
+)
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
 @click.option("--all", "whole", is_flag=True, help="Stitch every layer into the layer of the same name.")
 @click.option("--matrix", is_flag=True, help="With --all: every layer into every layer.")
@@ -58,10 +62,9 @@ MOST = 6  # warnings shown
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="With --all: layers by name, glob or type; see `netkin list layers`.",
+    help="With --all: layers by name, glob or type; a:PATTERN for those of the first of two models, b:PATTERN of the "
+    "second. Can be repeated; see `netkin list layers`.",
 )
-@click.option("--layers-a", multiple=True, metavar="PATTERN", help="With --all: layers of the first model only.")
-@click.option("--layers-b", multiple=True, metavar="PATTERN", help="With --all: layers of the second model only.")
 @click.option(
     "--data",
     required=True,
@@ -134,7 +137,7 @@ def stitch(
     if map_file and (len(named), len(at), len(options["hows"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --method.")
     made: list[Stitch] = []
-    layers = _layers(len(named), *(options.pop(name) for name in ("layers", "layers_a", "layers_b")))
+    layers = _layers(options.pop("layers"), list(named))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
     if plan:
         _print_plan(named, outputs.json, **asked, **options)
@@ -155,15 +158,14 @@ def stitch(
         raise click.exceptions.Exit(REFUSED)
 
 
-def _layers(count: int, both: tuple[str, ...], first: tuple[str, ...], second: tuple[str, ...]) -> Any:
+def _layers(texts: Sequence[str], names: Sequence[str]) -> Any:
     """Return which layers are examined, as the library calls it."""
-    if both and (first or second):
-        raise click.UsageError("--layers is for both models; leave it out beside --layers-a and --layers-b.")
-    if count > 2 and (first or second):
-        raise click.UsageError(f"--layers-a and --layers-b are for two models; got {count}.")
-    if first or second:
-        return {"a": list(first) or None, "b": list(second) or None}
-    return list(both) or None
+    layers = layers_by_model(texts, names)
+    if not isinstance(layers, dict):
+        return layers
+    if len(names) > 2:
+        raise click.UsageError(f"layers of one model can be chosen among two models; got {len(names)}.")
+    return dict(zip("ab", layers.values(), strict=True))
 
 
 def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...], layers: Any) -> Any:

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 OPTIONS = KNOWN["options of learners"]
 
 
-@command('dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html')
+@command(
+    'dynamics runs/digits --model netkin:digits --data digits:test --layers "relu*" --report digits.html', heading="Run"
+)
 @click.argument("run", metavar="RUN_DIR")
 @click.option(
     "--model", metavar="BUILDER", help="Network for checkpoints that hold only weights, such as netkin:resnet20."
@@ -109,6 +111,7 @@ def _call_library(
     refuse_unknown_names(options, [])
     checkpoints = open_run(run, model).only(steps)
     options["transform"] = functions_of(options.pop("transforms"), 1)
+    options["layers"] = list(options["layers"]) or None
     data = prepare(options, checkpoints.whole)
     if runs_elsewhere(options):
         return function(checkpoints, data, **options)
@@ -132,7 +135,10 @@ def _say_how_to_resume(save: Path | None) -> None:
     click.echo(f"\n{len(series.steps)} of {total} steps are in {save}; run the same command again to resume.", err=True)
 
 
-@command("continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,rate=0.02")
+@command(
+    "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,rate=0.02",
+    heading="Tasks",
+)
 @click.argument("model")
 @click.option("--data", required=True, metavar="DATA", help="Labelled training examples; see `netkin list data`.")
 @click.option("--test", required=True, metavar="DATA", help="Labelled test examples of the same classes.")
@@ -257,7 +263,8 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 
 
 @command(
-    "federate netkin:digits --data digits:train --test digits:test --classes 2 --algorithm fedper --recipe batch=8"
+    "federate netkin:digits --data digits:train --test digits:test --classes 2 --algorithm fedper --recipe batch=8",
+    heading="Federation",
 )
 @click.argument("model")
 @click.option(

@@ -162,12 +162,6 @@ class Alignment:
         """Return the rows as the models gave them, and those of averaged maps."""
         return {**rows, **{key: _average(rows[x.key], x, y.space) for key, (x, y) in self._averaged.items()}}
 
-    def with_own_names(self, sentence: str) -> str:
-        """Return a sentence with the layers' own names."""
-        for key, (layer, _) in self._averaged.items():
-            sentence = sentence.replace(repr(name_of(key)), repr(name_of(layer.key)))
-        return sentence
-
     def _by_size(self, keys: Sequence[Key]) -> list[list[LayerSize]]:
         layers = [self.given[key] for key in keys]
         sizes = dict.fromkeys(map(_size, layers))

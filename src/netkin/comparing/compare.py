@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from netkin import __version__
 from netkin.comparing.alignment import Pairs, size_of_weights
 from netkin.comparing.comparer import Comparer, measures_of
-from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
+from netkin.comparing.engines import Local, PassEngine, named_engine
 from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
     Need,
@@ -90,7 +90,7 @@ def compare(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
-        return engine.compare(call_of(a, b, data, spec, run, engine), measures_of(measures))[0]
+        return engine.compare(call_of(a, b, data, spec, run, by_name=engine.by_name), measures_of(measures))[0]
 
 
 @by_name(models="a b", data="data")
@@ -117,7 +117,7 @@ def explain(
         (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
-    return call_of(a, b, data, spec, run, Local()).explained(measures_of(measures))
+    return call_of(a, b, data, spec, run).explained(measures_of(measures))
 
 
 @with_call
@@ -147,7 +147,7 @@ def collect(
     spec, run = split({**options, "measures": measures})
     engine = named_engine(run.engine)
     with showing(run.progress), engine.working():
-        call = call_of(a, b, data, spec, run, engine)
+        call = call_of(a, b, data, spec, run, by_name=engine.by_name)
         wanted = linear_measures(call.models) if measures is None else measures_of(measures)
         return engine.collect(call, wanted)
 
@@ -157,11 +157,6 @@ def merge(parts: Sequence[Comparer]) -> Comparer:
     comparers = list(parts)
     if not comparers:
         raise InvalidValue("there is nothing to merge; pass at least one part.")
-    for part in comparers:
-        if not isinstance(part, Comparer):
-            raise InvalidValue(
-                f"`merge` takes comparers, as `nk.collect` or `nk.load` give them; got {type(part).__name__}."
-            )
     while len(comparers) > 1:  # by halves, so that no part is added to all others one by one
         comparers = [functools.reduce(Comparer.merge, comparers[i : i + 2]) for i in range(0, len(comparers), 2)]
     return comparers[0]
@@ -189,7 +184,6 @@ class Call:
         spec: what is compared, and how.
         run: how the call runs.
         of: the pairs of models.
-        names: what results call the models.
         engine: which processes take part.
         limit: the most bytes that statistics may take; None for that of the spec, or of the device.
     """
@@ -199,7 +193,6 @@ class Call:
     spec: Spec
     run: Run
     of: Sequence[tuple[str, str]]
-    names: Mapping[str, str] = field(default_factory=dict)
     engine: PassEngine = field(default_factory=Local)
     limit: int | None = None
 
@@ -281,7 +274,6 @@ class Call:
                     study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
                 )
                 comparer = Comparer.of(self.spec, measures, self.pairs, study)
-                comparer.names = dict(self.names)
                 if feed is None:  # no measure needs data
                     comparer.begin(self._sizes_of_weights(sides, comparer.needs))
                     self._take_weights(comparer, sides)
@@ -312,7 +304,7 @@ class Call:
                     report.update(comparer.take(batch))
                 self.engine.check_others()
             comparer.flush()
-        comparer.ended = set(interruption.ended)
+        comparer.note(ended=sorted(interruption.ended))
 
     def _take_weights(self, comparer: Comparer, sides: Sequence[Side]) -> None:
         """Feed the weights of all layers to the collectors that read them."""
@@ -337,9 +329,11 @@ class Call:
         comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
         sources = {id(side.data): side.data for side in sides if side.data is not None}
         data_sets = list(sources.values()) or [self.data]
-        comparer.data, comparer.settings = " and ".join(map(data_name, data_sets)), self.settings()
         part = self.engine.part if self.spec.part is None else self.spec.part
-        comparer.part = "" if part is None else "/".join(map(str, part))
+        comparer.note(
+            data=" and ".join(map(data_name, data_sets)), settings=self.settings(),
+            part="" if part is None else "/".join(map(str, part)),
+        )  # fmt: skip
 
     def explained(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
@@ -395,8 +389,8 @@ class Call:
         return names | settings | {"torch": str(torch.__version__)} | self.settings(function_name)
 
 
-def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
-    """Return one call for two models, or one that is compared with itself."""
+def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = False) -> Call:
+    """Return one call for two models, or one that is compared with itself; `by_name` if names are loaded elsewhere."""
     names = spec.names
     refuse_half_characters(names)
     # whether one model is compared with itself; one name may mean two networks with other random weights
@@ -408,10 +402,8 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> 
     refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)
-    if not isinstance(engine, PassEngine):  # it loads models where it works
-        return Call(sources, data, spec, run, of)
-    sources |= {name: source.loaded() for name, source in inputs_in(sources).items()}
-    return Call(sources, data, spec, run, of, engine=engine)
+    sources |= {} if by_name else {name: source.loaded() for name, source in inputs_in(sources).items()}
+    return Call(sources, data, spec, run, of)
 
 
 def inputs_of(models: Mapping[str, Any], spec: Spec, run: Run) -> dict[str, ModelInput | Side]:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, pairwise
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
-from netkin.results.records import now
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
 from netkin.statistics.stored import from_plain, to_plain
@@ -44,9 +43,47 @@ KIND = "statistics"
 # options without running models
 FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
-PLAIN = ("models", "origins", "resizes", "plan_text", "names", "data", "examples", "settings", "part", "asked",
-         "warnings", "created")  # fmt: skip
 STUDY = ("examples", "chunks", "seed", "tokens")
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What is known of a pass beside its statistics.
+
+    Args:
+        asked: the ids of the measures, in the order in which they were asked for.
+        origins: what each model is, and how it was run.
+        names: what results call the models, where not by their own names.
+        data: what the data are called.
+        part: which part of them, as "3/16", or which of them; empty for all.
+        settings: what changes the numbers.
+        resizes: whether larger feature maps were averaged down.
+        plan: the statistics that were chosen, and their cost.
+        ended: the stages that were interrupted.
+        warnings: what to know of the data.
+    """
+
+    asked: Sequence[str] = ()
+    origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    data: str = ""
+    part: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    resizes: bool = False
+    plan: str = ""
+    ended: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+    def joined(self, other: PassRecord) -> PassRecord:
+        """Return the record of the data of both."""
+        data = self.data
+        if other.data != data:
+            data = " and ".join(dict.fromkeys([*data.split(" and "), *other.data.split(" and ")]))
+        return replace(
+            self, data=data, part=", ".join(part for part in (self.part, other.part) if part),
+            ended=sorted({*self.ended, *other.ended}),
+            warnings=list(dict.fromkeys([*self.warnings, *other.warnings])),
+        )  # fmt: skip
 
 
 class Comparer:
@@ -82,27 +119,26 @@ class Comparer:
 
     def _set(self, spec: Spec, measures: Sequence[Measure], pairs: Pairs, study: Study | None) -> None:
         self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
-        self.asked = [measure.id for measure in measures]  # in the order in which they were asked for
+        self.record = PassRecord([measure.id for measure in measures], resizes=bool(spec.resize))
         limit = memory_limit(spec.limit)
         self.study = study or Study(
             {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
         )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
-        self.plan_text = ""
-        self.models: list[str] = list(dict.fromkeys(chain.from_iterable(pairs.of)))
-        self.names: dict[str, str] = {}  # what results call the models, where not by their own names
-        self.origins: dict[str, dict[str, Any]] = {}
-        self.resizes = bool(spec.resize)
-        self.data, self.examples, self.digest = "", 0, DataDigest()
-        self.settings: dict[str, str] = {}  # what changes the numbers
-        self.part = ""  # which part of the data, as "3/16", or which of them, where they were split
-        self.ended: set[str] = set()  # the stages that were interrupted
-        self.warnings: list[str] = []
-        self.created = now()
+        self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
         self._fits = 0  # examples that are known to fit the memory
         self._reducers: dict[Key, list[Collector]] = {}
         self._regular = True  # until examples have different numbers of rows
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models."""
+        return list(dict.fromkeys(chain.from_iterable(self.pairs.of)))
+
+    def note(self, **facts: Any) -> None:
+        """Record facts on the pass, fields of its record."""
+        self.record = replace(self.record, **facts)
 
     # --- what is read of models ---------------------------------------------------------------------------------------
 
@@ -110,11 +146,11 @@ class Comparer:
     def reads(self) -> Reads:
         """What a stream must give beside rows."""
         return Reads(
-            reduce=self.reduce if any(need.reduces for need in self.needs) and not self.resizes else None,
+            reduce=self.reduce if any(need.reduces for need in self.needs) and not self.record.resizes else None,
             targets=list(dict.fromkeys(need.target for need in self.needs if need.target is not None)),
             outputs=any("outputs" in need.feeds for need in self.needs),
             hashes=any(kind.by_content for need in self.needs for kind in need.candidates),
-            resizes=self.resizes,
+            resizes=self.record.resizes,
         )
 
     # --- feeding ------------------------------------------------------------------------------------------------------
@@ -126,7 +162,7 @@ class Comparer:
         if not self.alignment.layers:
             return
         plan = make_plan(self.needs, self.study)
-        self.plan_text = str(plan)
+        self.note(plan=str(plan))
         self.collectors = [self._started(need, kind) for need, kind in zip(self.needs, plan.kinds, strict=True)]
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors if need.reduces else ():
@@ -175,14 +211,14 @@ class Comparer:
         if len(devices) > 1:  # all on an accelerator
             home = next(device for device in devices if device.type != "cpu")
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
-        rows = self.alignment.resized(rows) if self.resizes else rows
+        rows = self.alignment.resized(rows) if self.record.resizes else rows
         place = -1  # among the needs that reduce
         with exact_matrix_products():
             for need, collectors in zip(self.needs, self.collectors, strict=True):
                 if need.of_weights:
                     continue
                 values: Mapping[Key, Any] = rows
-                if need.reduces and not self.resizes:
+                if need.reduces and not self.record.resizes:
                     place += 1
                     values = {
                         key: kept.reduced[place] if kept.reduced else rows[key] for key, kept in batch.layers.items()
@@ -252,7 +288,7 @@ class Comparer:
         from netkin.comparing.compare import explain  # it makes comparers
 
         options: Any = {name: getattr(self.spec, name) for name in FED if name != "measures"}
-        return explain(a, b, data, self.asked, **options)
+        return explain(a, b, data, self.record.asked, **options)
 
     def update(self, rows: Mapping[str, Mapping[str, Any]], *, valid: Any = None, numbers: Any = None) -> None:
         """Fold in one batch: of each model, by its name, what its layers gave for the same examples.
@@ -280,15 +316,14 @@ class Comparer:
             raise
 
     def _update(self, rows: Mapping[str, Mapping[str, Any]], valid: Any, numbers: Any) -> None:
-        if not isinstance(rows, Mapping) or not all(isinstance(of_model, Mapping) for of_model in rows.values()):
+        are_named = isinstance(rows, Mapping) and all(isinstance(of_model, Mapping) for of_model in rows.values())
+        if not (are_named and any(rows.values())):
             raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}.", argument="rows")
         outputs = {
             (model, layer): as_tensor(output, f"{model}/{layer}").detach()
             for model, of_model in rows.items()
             for layer, output in of_model.items()
         }
-        if not outputs:
-            raise InvalidValue("`rows` are given by model and layer, as {'a': {'layer': rows}}; got none.")
         (first, examples), *others = ((key, len(output) if output.ndim else 0) for key, output in outputs.items())
         for key, count in others:
             if count != examples:
@@ -341,9 +376,9 @@ class Comparer:
 
     def _name_models(self, models: Sequence[str]) -> None:
         of = [(models[0], models[0])] if len(models) == 1 else list(combinations(models, 2))
-        self.pairs, self.models = Pairs(of, self.spec.pairs), list(models)
-        self.origins = {model: self.origins.get(model, {"model": "recorded"}) for model in models}
-        self.data = self.data or "recorded"
+        self.pairs = Pairs(of, self.spec.pairs)
+        origins = {model: self.record.origins.get(model, {"model": "recorded"}) for model in models}
+        self.note(origins=origins, data="recorded")
 
     def _refuse_other_layers(self, layers: Mapping[Key, Any]) -> None:
         missing = [key for key in self.alignment.given if key not in layers]
@@ -380,15 +415,17 @@ class Comparer:
         absent = [name for name in models if name not in fed]
         if absent:
             raise ForwardError(f"{absent[0]!r} did not run inside `watching`; run each model once in every `with`.")
-        if not self.origins:
-            self.origins = {
-                name: {
-                    "model": type(model).__name__,
-                    "weights": weights_digest(model),
-                    "form": form_of(model).to_json(),
+        if not self.record.origins:
+            self.note(
+                origins={
+                    name: {
+                        "model": type(model).__name__,
+                        "weights": weights_digest(model),
+                        "form": form_of(model).to_json(),
+                    }
+                    for name, model in models.items()
                 }
-                for name, model in models.items()
-            }
+            )
         masks = {name: mask for name, (_, keywords) in fed.items() if (mask := attention_mask(keywords)) is not None}
         for name, (inputs, keywords) in fed.items():
             length = length_if_known(inputs or keywords)
@@ -406,7 +443,7 @@ class Comparer:
         from netkin.comparing.tabulating import comparisons_of  # it reads comparers
 
         self.flush()
-        collected = self.asked or [name for need in self.needs for name in need.measures]
+        collected = self.record.asked or [name for need in self.needs for name in need.measures]
         wanted = measures_of(collected if measures is None else measures)
         if not self.models:
             raise InvalidValue("nothing was compared yet; call `update`, or run models inside `watching`.")
@@ -418,14 +455,15 @@ class Comparer:
 
     def finish(self, origins: Mapping[str, dict[str, Any]], left_out: Mapping[str, Mapping[str, str]]) -> None:
         """Record of what models the statistics are, and which of their default layers were left out, at the end."""
-        self.origins = dict(origins)
+        self.note(origins=dict(origins))
         reasons = {
             f"{layer!r} of {model!r}": why for model, layers in left_out.items() for layer, why in layers.items()
         }
         if reasons:
             named = ", ".join(list(reasons)[:NAMED])
             more = f" and {len(reasons) - NAMED} others" if len(reasons) > NAMED else ""
-            self.warnings.append(f"default layers were left out: {named}{more}. Why: {next(iter(reasons.values()))}.")
+            left = f"default layers were left out: {named}{more}. Why: {next(iter(reasons.values()))}."
+            self.note(warnings=[*self.record.warnings, left])
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -444,8 +482,8 @@ class Comparer:
     @property
     def missing(self) -> str:
         """A sentence if parts of the data have not been merged in, else empty."""
-        is_part = self.part or self.ranges not in ([], [(0, self.examples)])
-        if not is_part or self.examples >= self.expected or self.ended:
+        is_part = self.record.part or self.ranges not in ([], [(0, self.examples)])
+        if not is_part or self.examples >= self.expected or self.record.ended:
             return ""
         return f"these numbers rest on {self.examples:,} of {self.expected:,} examples: not all parts have been merged."
 
@@ -453,7 +491,7 @@ class Comparer:
     def caveats(self) -> list[Caveat]:
         """What to know of the data: that parts are missing, and which layers and examples were left out."""
         parts = [Caveat("missing-parts", self.missing)] if self.missing else []
-        return parts + [Caveat("data", text) for text in self.warnings]
+        return parts + [Caveat("data", text) for text in self.record.warnings]
 
     @property
     def expected(self) -> int:
@@ -525,20 +563,16 @@ class Comparer:
             [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
             for x, y in zip(self.collectors, other.collectors, strict=True)
         ]
-        merged.examples, merged.ended = self.examples + other.examples, self.ended | other.ended
-        merged.part = ", ".join(part for part in (self.part, other.part) if part)
+        merged.examples, merged.record = self.examples + other.examples, self.record.joined(other.record)
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
-        merged.warnings = list(dict.fromkeys([*self.warnings, *other.warnings]))
-        if other.data != self.data:
-            merged.data = " and ".join(dict.fromkeys([*self.data.split(" and "), *other.data.split(" and ")]))
         return merged
 
     def _refuse_unlike(self, other: Comparer) -> None:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for name in self.models:
-            forms = [str(part.origins.get(name, {}).get("form", "")) for part in (self, other)]
+            forms = [str(part.record.origins.get(name, {}).get("form", "")) for part in (self, other)]
             if all(forms) and (difference := form_difference(*map(Form.from_json, forms))):
                 raise ShapeError(f"these parts can't be merged: the architecture of {name!r} differs in {difference}.")
         if list(map(bool, self.collectors)) != list(map(bool, other.collectors)):
@@ -571,10 +605,11 @@ class Comparer:
         self.flush()
         tensors: dict[str, Tensor] = {}
         collectors = to_plain(self.collectors, tensors, "collectors")
-        header = {name: getattr(self, name) for name in PLAIN} | {
+        header = {
             "version": __version__,
+            "record": asdict(self.record),
+            "examples": self.examples,
             "digest": self.digest.to_json(),
-            "ended": sorted(self.ended),
             "pairs": [self.pairs.of, self.pairs.which],
             "layers": [asdict(layer) for layer in self.alignment.given.values()],
             "needs": [{"measures": need.measures, "settings": to_plain(need.settings, {}, "")} for need in self.needs],
@@ -607,14 +642,13 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     which = which if isinstance(which, str) else [tuple(pair) for pair in which]
     study, tensors = Study({}, [], **header["study"]), {name: torch.from_numpy(arrays[name].copy()) for name in arrays}
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
-    spec = Spec(measures=header["asked"], pairs=which, seed=study.seed, **errors)
+    spec = Spec(measures=header["record"]["asked"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
     sizes = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)
     comparer.needs = [_need(need) for need in header["needs"]]
-    for name in PLAIN:
-        setattr(comparer, name, header[name])
-    comparer.digest, comparer.ended = DataDigest.from_json(header["digest"]), set(header["ended"])
+    comparer.record, comparer.examples = PassRecord(**header["record"]), header["examples"]
+    comparer.digest = DataDigest.from_json(header["digest"])
     comparer.collectors, comparer.is_loaded = from_plain(header["collectors"], tensors), True
     return comparer
 
@@ -629,7 +663,7 @@ def _differences(*parts: Comparer) -> Iterator[tuple[str, list[Any]]]:
     first, second = parts
     yield "models", [part.models for part in parts]
     for name in first.models:
-        yield f"weights of {name!r}", [part.origins[name].get("weights", "") for part in parts]
+        yield f"weights of {name!r}", [part.record.origins[name].get("weights", "") for part in parts]
         yield f"layers of {name!r}", [[(layer.name, layer.width) for layer in part.layers[name]] for part in parts]
         yield f"shapes of {name!r}", [{layer.name: layer.shape for layer in part.layers[name]} for part in parts]
     yield "pairs", [part.pairs.words for part in parts]
@@ -638,10 +672,10 @@ def _differences(*parts: Comparer) -> Iterator[tuple[str, list[Any]]]:
     yield "measures", measures if short[0] == short[1] else short
     yield "numbers of chunks", [part.study.chunks for part in parts]
     yield "seeds", [part.study.seed for part in parts]
-    for name in {**first.settings, **second.settings}:
-        yield f"settings of {name!r}", [part.settings.get(name, "none") for part in parts]
-    if first.part and second.part:  # parts of one set; separate loaders may go by other names
-        yield "data", [part.data for part in parts]
+    for name in {**first.record.settings, **second.record.settings}:
+        yield f"settings of {name!r}", [part.record.settings.get(name, "none") for part in parts]
+    if first.record.part and second.record.part:  # parts of one set; separate loaders may go by other names
+        yield "data", [part.record.data for part in parts]
 
 
 def _unshared(mine: list[list[str]], theirs: list[list[str]]) -> str:
@@ -664,10 +698,10 @@ def provenance_of_all(comparer: Comparer) -> dict[str, str]:
     """Return how all models were compared, as text."""
     return {
         "pairs": comparer.pairs.words,
-        "resize": "average" if comparer.resizes else "none",
-        "plan": comparer.plan_text,
+        "resize": "average" if comparer.record.resizes else "none",
+        "plan": comparer.record.plan,
         **({"data digest": comparer.digest.hex} if comparer.examples else {}),
-        **({"settings digest": settings_digest(comparer.settings)} if comparer.settings else {}),
+        **({"settings digest": settings_digest(comparer.record.settings)} if comparer.record.settings else {}),
         **({"call": command()} if command() else {}),
         "products": comparer.products,
         "torch": str(torch.__version__),

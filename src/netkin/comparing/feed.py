@@ -129,10 +129,6 @@ class Feed:
         self._numbers = {key: sampled for key, sampled in numbers.items() if sampled is not None}
         if not self._numbers:
             return False
-        if len(self._numbers) < len(sources):
-            raise InvalidValue(
-                "some of the data are split by a `DistributedSampler` and others are not; split all alike."
-            )
         first, *others = self._numbers.values()
         if self.paired and not all(np.array_equal(first, other) for other in others):
             raise InvalidValue("the samplers of the two data sets give other examples; let them have the same seed.")
@@ -183,10 +179,7 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
             "both: what the sampler repeats is left out here."
         )
     numbers = np.fromiter(sampler, np.int64)
-    numbers = numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
-    if len(np.unique(numbers)) < len(numbers):
-        raise InvalidValue(f"the sampler of {place} repeats examples in a way of its own; pass the data set instead.")
-    return numbers
+    return numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
 
 
 def _refuse_uneven(batches: Mapping[Side, Any]) -> None:

@@ -8,7 +8,7 @@ taken, whose rows are kept; else models run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
@@ -23,11 +23,11 @@ from netkin import jobs
 from netkin.comparing.alignment import Pairs
 from netkin.comparing.compare import Call, inputs_in, inputs_of
 from netkin.comparing.comparer import Comparer, measures_of
-from netkin.comparing.engines import Engine, Local, PassEngine, named_engine
+from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Side
+from netkin.comparing.sides import ModelInput, Side, named_models
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import (
@@ -51,7 +51,6 @@ from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import names_weights, refuse_unknown_model
-from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
@@ -131,32 +130,18 @@ def explain_many(
 
 def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     """Return the call for all pairs of some models."""
-    named = _named(models)
+    named = named_models(models)
     if len(named) < 2:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
     refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
-    if isinstance(data, str) and isinstance(engine, PassEngine):  # others load where they work
+    if isinstance(data, str) and not engine.by_name:
         for model in named.values():
             if isinstance(model, str):
                 refuse_unknown_model(model)
         data = load_data(data, models=list(named.values()))
     of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
-    return Call(sources, data, spec, run, of, engine=engine if isinstance(engine, PassEngine) else Local())
-
-
-def _named(models: Any) -> dict[str, Any]:
-    """Return models by their names: those of a list by their numbers, or by what names them."""
-    if isinstance(models, Mapping):
-        return dict(models)
-    if isinstance(models, str) or not isinstance(models, Iterable):
-        raise InvalidValue(
-            f"`models` must be a mapping from names to models, or a list; got {models!r}.", argument="models"
-        )
-    listed = list(models)
-    if listed and all(isinstance(model, str) for model in listed):
-        return dict(zip(numbered(listed), listed, strict=True))
-    return {str(place): model for place, model in enumerate(listed)}
+    return Call(sources, data, spec, run, of)
 
 
 # --- the way through all pairs ----------------------------------------------------------------------------------------
@@ -287,11 +272,7 @@ class Survey:
             self.limit = call.engine.least(self.study.limit)
         reads_rows = all(need.feeds == {"activations"} for need in needs_of(measures))
         self.keeps_rows = (
-            keeps_rows
-            and isinstance(call.engine, Local)
-            and reads_rows
-            and has_one_data(call)
-            and self.total is not None
+            keeps_rows and call.engine.part is None and reads_rows and has_one_data(call) and self.total is not None
         )
 
     def _inspect(self, first: str, names: Sequence[str]) -> None:
@@ -328,11 +309,6 @@ class Survey:
             replayed = sampled
         if whole is None and replayed is None:
             self._pass_plan(1, self.total, 0)  # which refuses
-            raise MemoryLimit(
-                f"two models need {format_bytes(self._loaded(1, False))} and the limit is {format_bytes(self.limit)}; "
-                "use a higher `memory=`.",
-                argument="memory",
-            )
         return cast("PairsWay", replayed or whole)
 
     def _way(self, examples: int | None, *, keeps: bool = False) -> PairsWay | None:
@@ -464,7 +440,7 @@ class Many:
             return result
 
     def _refuse_saving(self) -> None:
-        if not isinstance(self.call.engine, Local):
+        if self.call.engine.part is not None:
             raise InvalidValue(
                 "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
                 "`.save(path)` of the result.",

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InvalidValue
 from netkin.identity import DataDigest, in_words, settings_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import Measure
 from netkin.representations import batches_of
-from netkin.representations.inputs import length_if_known
+from netkin.representations.inputs import batch_length
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.results.values import Pair
@@ -62,7 +61,7 @@ class PairsJob:
             header, arrays = whole.to_arrays()
             self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
         assert whole is not None
-        whole.part = ""
+        whole.note(part="")
         return whole
 
     def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
@@ -126,11 +125,7 @@ def data_digest(data: Any, examples: int | None) -> str:
     """Return a text that identifies data, after reading all of them."""
     digest, seen = DataDigest(), 0
     for batch in batches_of(data, examples):
-        length = length_if_known(batch)
-        if length is None:
-            raise InvalidValue(
-                "a batch of the data has no length, so they can't be recognised later; leave `save` out."
-            )
+        length = batch_length(batch)
         digest.update(batch, range(seen, seen + length))
         seen += length
     return digest.hex

@@ -111,19 +111,12 @@ def weights_of(side: Any, needs: Sequence[Need]) -> dict[str, Mapping[str, Tenso
 def ready_collectors(measure: Measure) -> tuple[type[Collector], ...]:
     """Return the collectors of a measure's pair type."""
     reads = measure.facts.reads
-    declared = getattr(reads, "collectors", ())
-    kinds = tuple(declared) if isinstance(declared, (tuple, list)) else (declared,)
-    if not kinds:
+    if not reads.collectors:
         raise InvalidValue(
             f"{measure.name!r} can be called with two matrices and no more: {reads.__name__}, which it reads, names no "
             f"`collectors`; set `{reads.__name__}.collectors` to a tuple of `Collector` classes."
         )
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Collector)):
-            raise InvalidValue(
-                f"{reads.__name__}.collectors, for {measure.name!r}, holds {kind!r}, which is no `Collector`."
-            )
-    return kinds
+    return tuple(reads.collectors)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ rows for a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from netkin.representations.layers import (
     choose,
     matching_names,
     modules,
+    refuse_lazy,
     split_call,
     unwrapped,
     whole_remark,
@@ -39,6 +40,7 @@ from netkin.representations.layers import (
 from netkin.representations.shapes import Shape
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
+from netkin.sources.names import numbered
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -399,7 +401,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
 
 def _refuse_absent(device: torch.device | str | None) -> None:
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # which the device 'meta' does not give
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(
             f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."
@@ -409,7 +411,6 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 @contextmanager
 def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
-    unwrapped(model)  # refuses what is no model
     _refuse_absent(device)
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
@@ -417,10 +418,7 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
             "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
             "load it with a `device_map` that keeps all of it on devices."
         )
-    if any(home.type == "meta" for home in homes) or (device is not None and torch.device(device).type == "meta"):
-        raise InvalidValue(
-            "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
-        )
+    refuse_lazy(model)
     if device is None or homes == {torch.device(device)}:
         yield
         return
@@ -433,3 +431,16 @@ def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[N
         yield
     finally:
         model.to(homes.pop())
+
+
+def named_models(models: Any) -> dict[str, Any]:
+    """Return several models by their names: those of a list by their numbers, or by the texts that name them."""
+    if isinstance(models, Mapping):
+        return dict(models)
+    if isinstance(models, (str, nn.Module)) or not isinstance(models, Iterable):
+        got = repr(models) if isinstance(models, str) else f"one {type(models).__name__}"
+        raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {got}.", argument="models")
+    listed = list(models)
+    if listed and all(isinstance(model, str) for model in listed):
+        return dict(zip(numbered(listed), listed, strict=True))
+    return {str(place): model for place, model in enumerate(listed)}

@@ -34,9 +34,12 @@ Measures = str | Callable[..., Any] | Sequence[Any]
 MOST = 2.0**62  # bytes, where `memory` is infinite
 
 
-def option(default: Any, sentence: str) -> Any:
-    """Declare an option by its default and the sentence that says what it means."""
-    return field(default=default, metadata={"sentence": sentence})
+def option(default: Any, sentence: str, python: str = "") -> Any:
+    """Declare an option by its default and the sentence that says what it means.
+
+    The command line shows the sentence alone; `python` is what to add where one writes Python, as other types it takes.
+    """
+    return field(default=default, metadata={"sentence": sentence, "python": python})
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ class Spec:
     measures: Measures | None = option(("cka",), "one measure or several, by name with parameters, or as functions.")
     layers: Layers | Mapping[str, Layers] = option(
         None,
-        "which layers: names, globs (`*` within a level, `**` across) or types; a mapping gives each model its own.",
+        "layers by name, glob (`*` within a level, `**` across levels) or type.",
+        "a mapping gives each model its own.",
     )
     pairs: Any = option(
         "all",
-        '"all", each with every other, "corresponding", those of one name, "band:2", each with those up to two places '
-        "deeper or shallower, or a list of (layer, layer).",
+        "which pairs of layers: all, corresponding ones, which have the same name, or band:2, each layer with those at "
+        "its depth and up to two places from it.",
+        'that is "all", "corresponding", "band:K" or a list of (layer, layer).',
     )
     examples: int | None = option(None, "the number of examples after which the pass ends.")
     part: str | tuple[int, int] | None = option(
@@ -61,30 +66,36 @@ class Spec:
         None, "the number of the first example, for parts that are given as separate loaders; 0 for the first of them."
     )
     shape: Shape | Mapping[str, Shape] = option(
-        None, "what one example is, for all layers or by layer; by default pool for feature maps and mean for tokens."
+        None,
+        "what one example is; by default pool for feature maps and mean for tokens.",
+        "a mapping gives it by layer or glob.",
     )
     resize: str | None = option(
-        None, '"average" averages larger feature maps down to the smaller size, with shape positions or dft.'
+        None,
+        "average larger feature maps down to the smaller size, with the shape positions or dft.",
+        'that is "average".',
     )
-    memory: float | None = option(None, "the most bytes that statistics may take; by default a quarter of all memory.")
+    memory: float | None = option(
+        None, "the most memory that statistics may take; by default a quarter of all.", "it is given in bytes."
+    )
     rows: int | None = option(
-        None, "how many examples may be sampled, where models would run several times otherwise; the result says so."
+        None, "number of examples to sample if models would run several times otherwise; the result says so."
     )
     tokens: int | None = option(
         None,
-        "how many tokens to sample with shape tokens, chosen by `seed`; by default all, or 4,096 where statistics of "
-        "all do not fit the memory.",
+        "number of tokens to sample with the shape tokens; by default all, or 4,096 where statistics of all do not fit "
+        "the memory.",
     )
-    seed: int = option(0, "seed of the sample of rows that kernel measures read.")
+    seed: int = option(0, "random seed for samples of tokens, and of the rows that kernel measures read.")
     transforms: Any = option(None, "a function of the inputs, or one for each model.")
     forward: Any = option(None, "a function ``forward(model, batch)``, or one for each model.")
     names: tuple[str, str] = option(("a", "b"), "what the result calls the two.")
     errors: bool = option(
-        False, "whether values get standard errors, by leaving out one chunk of the examples in turn."
+        False, "compute standard errors of the values, by leaving out one chunk of the examples in turn."
     )
-    chunks: int = option(20, "the number of chunks for standard errors.")
+    chunks: int = option(20, "number of chunks of the examples for standard errors.")
     exact_model: bool = option(
-        False, "whether float32 in a model on a GPU must not be rounded to TF32, which gives the CPU's numbers."
+        False, "compute float32 in models on a GPU without rounding to TF32, which gives the CPU's numbers."
     )
 
     def __post_init__(self) -> None:
@@ -154,7 +165,9 @@ class Spec:
 class Run:
     """How a call runs."""
 
-    device: torch.device | str | None = option(None, "where the models run; by default where they are.")
+    device: torch.device | str | None = option(
+        None, "device on which the models run, such as cpu, cuda, cuda:1 or mps.", "by default the one they are on."
+    )
     partial: bool = option(False, "whether Ctrl-C returns what is finished.")
     engine: str | Engine = option(
         "local",
@@ -212,8 +225,15 @@ DECLARED = declarations(Spec, Run)
 
 
 def sentence_of(option: str, declared: Declared = DECLARED) -> str:
-    """Return the sentence that says what an option means."""
-    return str(declared[option].metadata["sentence"])
+    """Return the sentence that says what an option means in Python."""
+    sentence, python = (str(declared[option].metadata[word]) for word in ("sentence", "python"))
+    return f"{sentence.removesuffix('.')}; {python}" if python else sentence
+
+
+def help_of(option: str) -> str:
+    """Return the sentence that says what an option means on the command line."""
+    sentence = str(DECLARED[option].metadata["sentence"])
+    return sentence[0].upper() + sentence[1:]
 
 
 def default_of(option: str) -> Any:
@@ -223,7 +243,7 @@ def default_of(option: str) -> Any:
 
 def run_option(name: str) -> Any:
     """Declare elsewhere an option of `Run`, with the same default and sentence."""
-    return option(default_of(name), sentence_of(name))
+    return option(default_of(name), *(DECLARED[name].metadata[word] for word in ("sentence", "python")))
 
 
 def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
@@ -235,15 +255,22 @@ def split(options: Mapping[str, Any]) -> tuple[Spec, Run]:
     )
 
 
+def take_declared(settings: dict[str, Any], declared: Declared) -> dict[str, Any]:
+    """Take the declared options out of keywords that hold other settings too, such as those of a recipe."""
+    return {name: settings.pop(name) for name in declared if name in settings}
+
+
 def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[[Function], Function]:
     """Let a function that ends in ``**options`` show the declared options as its keywords, but for some.
 
-    Its docstring has an `Args:` for its own arguments, which those of the options follow.
+    Its docstring has an `Args:` for its own arguments, which those of the options follow. One that ends in
+    ``**settings`` takes others too, and refuses them itself.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())[:-1]
+        *parameters, rest = signature.parameters.values()
+        takes_more = rest.name == "settings"
         left_out = {*without.split(), *(parameter.name for parameter in parameters)}
         names = [name for name in declared if name not in left_out]
         added = [
@@ -257,12 +284,12 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
         @functools.wraps(function)
         def called(*arguments: Any, **options: Any) -> Any:
             for name in options:
-                if name not in known:
+                if name not in known and not takes_more:
                     hint = did_you_mean(name, known) or "."
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
             return function(*arguments, **options)
 
-        called.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        called.__signature__ = signature.replace(parameters=[*parameters, *added, *[rest] * takes_more])  # type: ignore[attr-defined]
         called.__doc__ = documented(
             function.__doc__ or "", ["measures"] * (declared is DECLARED and "measures" in known) + names, declared
         )

@@ -50,7 +50,8 @@ def comparisons_of(
         if chunks and any(comparer.collectors) and "measuring" not in interruption.ended:
             with interruption.ending("measuring"):
                 _replicate(comparer, several)
-        comparisons += [tables.comparison(shared, comparer.ended | interruption.ended) for tables in several]
+        ended = interruption.ended.union(comparer.record.ended)
+        comparisons += [tables.comparison(shared, ended) for tables in several]
     return comparisons
 
 
@@ -131,7 +132,7 @@ class Tables:
                     table.cuts[x, y] = CutMargins(cut, pair, self.comparer.study.chunks)
         except NoValue as reason:  # without a chunk: there is no standard error
             if without is None:
-                table.reasons[x, y] = self.comparer.alignment.with_own_names(str(reason))
+                table.reasons[x, y] = str(reason)
             return
         except Exception as fault:
             self._add_pair(fault, measure, x, y)
@@ -149,7 +150,7 @@ class Tables:
 
     def _add_pair(self, fault: Exception, measure: Measure, x: str, y: str) -> None:
         """Let a fault say which pair of layers was measured, and by what; one of another package in a note."""
-        names = [self.comparer.names.get(model, model) for model in (self.a, self.b)]
+        names = [self.comparer.record.names.get(model, model) for model in (self.a, self.b)]
         pair = f"{measure.id} of layer {x!r} of {names[0]!r} and layer {y!r} of {names[1]!r}"
         if isinstance(fault, NetkinError):
             fault.args = (f"{pair}: {fault}",)
@@ -221,7 +222,7 @@ class Tables:
         """Return the tables with the provenance that all pairs have, after the stages that `ended` early."""
         comparer, layers, a, b = self.comparer, self.comparer.layers, self.a, self.b
         tables = {table.measure.id: self._values(table) for table in self.of_measures}
-        origins = {"a": comparer.origins[a], "b": comparer.origins[b]}
+        record, origins = comparer.record, {"a": comparer.record.origins[a], "b": comparer.record.origins[b]}
         # random weights, or no layers to be seen
         remarks = ((what, origin.get(what)) for origin in origins.values() for what in ("random weights", "one layer"))
         models = [Caveat(what.replace(" ", "-"), sentence) for what, sentence in remarks if sentence]
@@ -233,8 +234,8 @@ class Tables:
             if what != "form"
         }
         return Comparison(
-            a=comparer.names.get(a, a),
-            b=comparer.names.get(b, b),
+            a=record.names.get(a, a),
+            b=record.names.get(b, b),
             layers_a=tuple(self.rows),
             layers_b=tuple(self.columns),
             tables=tables,
@@ -242,7 +243,7 @@ class Tables:
             shapes_b={layer.name: layer.shape for layer in layers[b] if comparer.examples},
             widths_a={layer.name: layer.width for layer in layers[a]},
             widths_b={layer.name: layer.width for layer in layers[b]},
-            data=comparer.data,
+            data=record.data,
             examples=comparer.examples,
             seed=comparer.study.seed,
             caveats=tuple(dict.fromkeys([*comparer.caveats, *models, *self._caveats(ended)])),

@@ -53,7 +53,7 @@ class DataDigest:
 
     def update(self, batch: Any, numbers: Any) -> None:
         """Add the examples of a batch; `numbers` are their indices in the whole data."""
-        numbers = _numbers(numbers)
+        numbers = numbers.long() if isinstance(numbers, Tensor) else np.asarray(numbers, np.int64)
         if not len(numbers):
             return
         self._pending.append((contents(batch, len(numbers), self.labels), numbers))
@@ -62,8 +62,6 @@ class DataDigest:
 
     def merge(self, other: DataDigest) -> None:
         """Add the examples of another digest; those that are in both are refused."""
-        if self.labels != other.labels:
-            raise InvalidValue("labels count in one of the two digests of data and not in the other; make both alike.")
         self._fold()
         other._fold()
         self._ranges = _merge_ranges(np.concatenate([self._ranges, other._ranges]))
@@ -268,19 +266,6 @@ def _drop_labels(batch: Any) -> Any:
 
 def _is_listing(structure: Any) -> bool:
     return isinstance(structure, list) and bool(structure) and all(isinstance(value, PLAIN) for value in structure)
-
-
-def _numbers(numbers: Any) -> Any:
-    vector = numbers if isinstance(numbers, Tensor) else np.asarray(numbers)
-    if isinstance(vector, Tensor):
-        are_whole = not vector.is_floating_point()
-    else:
-        are_whole = vector.dtype.kind in "iu" or not vector.size
-    if vector.ndim != 1 or not are_whole:
-        raise ShapeError(
-            f"`numbers` must be a vector of whole numbers; got shape {tuple(vector.shape)}, {vector.dtype}."
-        )
-    return vector.long() if isinstance(vector, Tensor) else vector.astype(np.int64)
 
 
 def _ranges(numbers: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from netkin.applications.federated.algorithms import (
     ClientUpdate,
     FederatedPlan,
+    RoundWork,
     averaged,
     mean_loss,
     plan_for,
@@ -24,7 +25,6 @@ from netkin.applications.federated.algorithms import (
 )
 from netkin.applications.federated.local_training import (
     LocalTraining,
-    RoundWork,
     as_array,
     checked_clients,
     load_state,
@@ -132,9 +132,8 @@ class _Node:
         name, examples = self._examples(self.data, context)
         number = int(message.content[CONFIG]["server-round"])
         work = RoundWork(
-            self.training, self.plan, self.base, [(name, examples)], seed=self.seed, number=number, pull=self.pull,
-            head_epochs=self.head_epochs,
-        )  # fmt: skip
+            self.training, self.plan, self.base, [(name, examples)], number, self.seed, self.pull, self.head_epochs
+        )
         received = _tensors(message.content[ARRAYS], self.base)
         (sent,), (own,) = self.plan.algorithm.local(received, [self._kept(context)], work)
         if work.failed:

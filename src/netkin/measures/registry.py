@@ -8,7 +8,6 @@ The statistic is the class that annotates the function's first argument: a `netk
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import math
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from netkin.errors import InflatedWarning, InvalidValue, NameClash, NoValue, PackageWarning, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
+from netkin.results.labels import parse_id
 from netkin.results.quantity import Quantity
 from netkin.settings import exact_matrix_products
 from netkin.statistics import Pair
@@ -270,7 +270,13 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
-    name, parameters = _parsed(spec)
+    parsed = parse_id(spec)
+    if parsed is None:
+        raise UnknownName(
+            f"{spec!r} is no measure; write a name, or a name with parameters, numbers or words, as in "
+            "'svcca(variance=0.95)'."
+        )
+    name, parameters = parsed
     if name not in known:
         broken = "".join(f" It may be one of a package that failed: {why}" for why in broken_packages().values())
         raise UnknownName(
@@ -294,37 +300,6 @@ def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
             warnings.simplefilter("ignore")
             made.function(X, X.flip(0).square(), **chosen)
     return made
-
-
-def _parsed(spec: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the parameters that a text such as ``"svcca(variance=0.95)"`` gives."""
-    try:
-        node = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError):  # Python 3.10 has the second for a null character
-        node = ast.Constant(None)
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and not node.args
-        and all(k.arg for k in node.keywords)
-    ):
-        names = [str(k.arg) for k in node.keywords]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise UnknownName(f"{spec!r} gives the parameter {twice!r} twice.")
-        return node.func.id, {str(k.arg): _literal(spec, k.value) for k in node.keywords}
-    raise UnknownName(f"{spec!r} is no measure; write a name, or a name with parameters as in 'svcca(variance=0.95)'.")
-
-
-def _literal(spec: str, node: ast.expr) -> Any:
-    if isinstance(node, ast.Name):  # a bare word is a string: cka_minibatch(kernel=rbf)
-        return node.id
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise UnknownName(f"{spec!r}: the value of a parameter must be a number or a word.") from None
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:

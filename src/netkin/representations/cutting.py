@@ -213,11 +213,10 @@ class Tail:
     model: nn.Module
     graph: fx.GraphModule | None
     why: str = ""
-    forward: Forward | None = None
 
     def __call__(self, output: Tensor, batch: Any, forward: Forward | None = None) -> Any:
         if self.graph is None:
-            return run_from(self.model, self.layer, output, batch, forward or self.forward)
+            return run_from(self.model, self.layer, output, batch, forward)
         return self.graph(output)
 
     @property
@@ -228,13 +227,7 @@ class Tail:
         return f"hooks at {self.layer!r}: the whole model runs, what comes before is computed for nothing ({self.why})"
 
 
-def tail(
-    model: nn.Module,
-    layer: str,
-    *,
-    forward: Forward | None = None,
-    traces: dict[frozenset[str], fx.Graph] | None = None,
-) -> Tail:
+def tail(model: nn.Module, layer: str, *, traces: dict[frozenset[str], fx.Graph] | None = None) -> Tail:
     """Return what `model` does after `layer`; of a layer that runs several times the first call is meant.
 
     In `traces` calls for several layers of the same model share what they have in common.
@@ -245,23 +238,19 @@ def tail(
         torch.Size([3, 2])
     """
     stem, call = known_layer(model, layer)
-    if forward is not None:
-        return Tail(layer, model, None, "a `forward` function runs it", forward)
     try:
         return Tail(layer, model, _cut(unwrapped(model), stem, call or 1, {} if traces is None else traces))
     except _Uncut as reason:
         return Tail(layer, model, None, str(reason))
 
 
-def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any, forward: Forward | None = None) -> bool:
+def reaches_around(model: nn.Module, layer: str, output: Tensor, batch: Any) -> bool:
     """Return whether the model's output still depends on its input once the layer's `output` is fixed.
 
     So it is inside a residual block: the shortcut carries the model's own features past the layer. What says only which
     tokens count, or where they stand, may go past it.
     """
-    other = _other_batch(batch)
-    first = run_from(model, layer, output, batch, forward)
-    second = run_from(model, layer, output, other, forward)
+    first, second = (run_from(model, layer, output, inputs) for inputs in (batch, _other_batch(batch)))
     return not _same(first, second, tolerance=0.0)
 
 

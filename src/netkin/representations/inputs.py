@@ -44,11 +44,7 @@ def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     The model inside `DataParallel`, `DistributedDataParallel` and `torch.compile` is run, without the wrapper. All that
     `forward` does with the model counts as one forward.
     """
-    return run_unwrapped(unwrapped(model), batch, forward)
-
-
-def run_unwrapped(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
-    """Return what `call` does, for a model that is known to have no wrapper."""
+    model = unwrapped(model)
     if forward is not None:
         with one_forward(model):
             return forward(model, batch)
@@ -163,11 +159,7 @@ def to_model(model: nn.Module, batch: Any, home: tuple[torch.device, torch.dtype
 
 def inputs_of(batch: Any) -> Any:
     """Return the part of a batch that is fed to a model: a tuple's or list's first element, otherwise the batch."""
-    if not isinstance(batch, (tuple, list)):
-        return batch
-    if not batch:
-        raise ForwardError(f"a batch is an empty {type(batch).__name__}; its first element must hold the inputs.")
-    return batch[0]
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 def labels_of(batch: Any) -> Any:
@@ -334,7 +326,7 @@ def part_of(data: Any, start: int, stop: int) -> Any:
     passed over.
     """
     if _is_array(data) or isinstance(data, Mapping):
-        return _slice(data, batch_length(data), slice(start, stop))
+        return examples_at(data, batch_length(data), slice(start, stop))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Subset(data, range(start, stop))
     if isinstance(loader_of(data), DataLoader):
@@ -371,7 +363,7 @@ def _batches_between(batches: Iterable[Any], start: int, stop: int) -> Iterator[
         length = batch_length(batch)
         first, last = max(start - seen, 0), min(stop - seen, length)
         if first < last:
-            yield batch if (first, last) == (0, length) else _slice(batch, length, slice(first, last))
+            yield batch if (first, last) == (0, length) else examples_at(batch, length, slice(first, last))
         seen += length
         if seen >= stop:
             return
@@ -398,18 +390,18 @@ def take(batch: Any, count: int) -> Any:
         >>> len(images), len(labels)
         (2, 2)
     """
-    return _slice(batch, batch_length(batch), slice(0, count))
+    return examples_at(batch, batch_length(batch), slice(0, count))
 
 
 def pick(batch: Any, places: list[int]) -> Any:
     """Return the examples of a batch at these places, in this order."""
-    return _slice(batch, batch_length(batch), places)
+    return examples_at(batch, batch_length(batch), places)
 
 
 def repeated(batch: Any, count: int) -> Any:
     """Return copies of the first `count` examples of a batch, which starts from the first again where it has fewer."""
     length = batch_length(batch)
-    return copied(_slice(batch, length, [place % length for place in range(count)]))
+    return copied(examples_at(batch, length, [place % length for place in range(count)]))
 
 
 def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
@@ -422,21 +414,26 @@ def _limited(batches: Iterable[Any], examples: int) -> Iterator[Any]:
             return
 
 
-def _slice(batch: Any, length: int, places: slice | list[int]) -> Any:
-    if isinstance(batch, Tensor) and batch.layout != torch.strided and len(batch) == length:
-        return batch.index_select(0, torch.arange(length)[places].to(batch.device))
+def examples_at(batch: Any, length: int, places: slice | list[int] | Tensor) -> Any:
+    """Return the examples at `places` of all tensors, arrays and plain lists in a batch that have `length` of them."""
     if _is_array(batch):
-        return batch[places] if batch.ndim and len(batch) == length else batch
+        if not batch.ndim or len(batch) != length:
+            return batch
+        if isinstance(batch, Tensor) and batch.layout != torch.strided:
+            return batch.index_select(0, torch.arange(length)[places].to(batch.device))
+        if isinstance(places, Tensor):
+            return batch[places.to(batch.device)] if isinstance(batch, Tensor) else batch[places.cpu().numpy()]
+        return batch[places]
     inside = parts(batch)
     if isinstance(batch, list) and len(batch) == length and not any(_is_array(part) for part in batch):
-        return batch[places] if isinstance(places, slice) else [batch[place] for place in places]
-    return rebuilt(batch, {key: _slice(part, length, places) for key, part in inside.items()}) if inside else batch
+        return batch[places] if isinstance(places, slice) else [batch[int(place)] for place in places]
+    return rebuilt(batch, {key: examples_at(part, length, places) for key, part in inside.items()}) if inside else batch
 
 
 def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
     if _is_array(data) or isinstance(data, Mapping):
         length = batch_length(data)
-        return (_slice(data, length, slice(start, start + batch_size)) for start in range(0, length, batch_size))
+        return (examples_at(data, length, slice(start, start + batch_size)) for start in range(0, length, batch_size))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size)
     if isinstance(data, tuple) and any(_is_array(part) for part in data):
@@ -454,10 +451,8 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
         refuse_masked(leaf, "data")
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
-        leaf = plain_array(leaf)
-        shared = leaf.flags.writeable and min(leaf.strides, default=0) >= 0
-        leaf = torch.as_tensor(leaf if shared else leaf.copy())
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":  # numbers, and no texts
+        leaf = torch.from_numpy(plain_array(leaf).copy())
     if not isinstance(leaf, Tensor):
         return copied_leaf(leaf)
     there = leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)

@@ -161,7 +161,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def refuse_lazy(*models: nn.Module) -> None:
     """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
     for model in models:
-        unwrapped(model)  # refuses what is no module
+        model = unwrapped(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
                 raise InvalidValue(f"{layer_label(name.rpartition('.')[0])} {LAZY}")

@@ -42,8 +42,9 @@ def parse_id(identifier: str) -> tuple[str, dict[str, Any]] | None:
         if isinstance(tree, ast.Name):
             return tree.id, {}
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
-            return tree.func.id, {word.arg or "**": _value(word.value) for word in tree.keywords}
-    except (SyntaxError, ValueError):
+            parameters = {word.arg or "**": _value(word.value) for word in tree.keywords}
+            return (tree.func.id, parameters) if len(parameters) == len(tree.keywords) else None  # none given twice
+    except (SyntaxError, ValueError, TypeError):  # Python 3.10 has the second for a null character
         pass
     return None
 

@@ -238,10 +238,5 @@ def load(path: str | os.PathLike[str], *models: Any) -> Any:
     if kind in RESULTS:
         module, name = RESULTS[kind]
         return getattr(import_module(module), name).load(path)
-    if kind == "training":
-        raise FileError(
-            f"{str(path)!r} holds where a training stands, which is no result; the same `nk.train(..., save=...)` "
-            "goes on from it, and when it is done gives its history and weights at once."
-        )
     known = ", ".join(map(repr, [*RESULTS, *READERS]))
     raise FileError(f"{str(path)!r} holds {kind!r}, which is no result; those are {known}.")

@@ -148,12 +148,10 @@ def _same(first: Any, second: Any) -> bool:
 # --- records as descriptions, and back --------------------------------------------------------------------------------
 
 
-def packed(record: Any, key: str = "") -> tuple[Header, NamedArrays]:
-    """Return a record as a header for JSON and its arrays, whose names begin with `key`."""
+def packed(record: Any) -> tuple[Header, NamedArrays]:
+    """Return a record as a header for JSON and its arrays."""
     arrays: NamedArrays = {}
-    return {
-        name: described(getattr(record, name), arrays, f"{key}{name}") for name in field_types(type(record))
-    }, arrays
+    return {name: described(getattr(record, name), arrays, name) for name in field_types(type(record))}, arrays
 
 
 def plain(value: Any) -> Any:

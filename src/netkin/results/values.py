@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.results.quantity import Quantity
 from netkin.results.records import FrozenRecord, distinct, freeze, frozen_array, frozen_mapping, optional
 from netkin.results.text import values_as_text
@@ -112,7 +112,6 @@ class Values(FrozenRecord):
     def __post_init__(self) -> None:
         super().__post_init__()
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        self._require_shape(self.values, "values")
         self._refuse_nan_without_reason()
         self._complete_errors()
 
@@ -254,21 +253,11 @@ class Values(FrozenRecord):
             _place(pair[1], self.layers_b, f"{column} named {pair[1]!r} among the columns", "layers_b"),
         )
 
-    def _require_shape(self, array: np.ndarray, what: str, chunks: tuple[int, ...] = ()) -> None:
-        shape = (*chunks, len(self.layers_a), len(self.layers_b))
-        if array.shape != shape:
-            sides = "chunks by layers by layers" if chunks else "layers by layers"
-            raise ShapeError(f"the {what} of {self.id!r} must have shape {shape}, {sides}; got {array.shape}.")
-
     def _complete_errors(self) -> None:
-        """Check errors, replicates and reasons; compute the errors where only replicates are given."""
-        if self.chunk_sizes or self.replicates is not None:
-            refuse_chunks(self.chunk_sizes)
+        """Check the reasons, and compute the errors where only replicates are given."""
         # a missing value has its own reason
         reasons = {pair: reason for pair, reason in self.error_reasons.items() if pair not in self.missing}
         places = [self._position(pair) for pair in reasons]
-        if self.replicates is not None:
-            self._require_shape(self.replicates, "replicates", (len(self.chunk_sizes),))
         if self.errors is None and self.replicates is not None:
             errors = jackknife_error(self.values, self.replicates, self.chunk_sizes)
             without = self._without_error(self.replicates, errors)
@@ -277,11 +266,6 @@ class Values(FrozenRecord):
             for i, j in [*without, *places]:
                 errors[i, j] = np.nan
             freeze(self, errors=frozen_array(errors))
-        if self.errors is not None:
-            self._require_shape(self.errors, "standard errors")
-            wrong = self.errors[(self.errors < 0) | np.isinf(self.errors)]
-            if len(wrong):
-                raise InvalidValue(f"a standard error is finite and not negative; got {wrong[0]:g}.")
         freeze(self, error_reasons=frozen_mapping(reasons))
 
     def _without_error(self, replicates: np.ndarray, errors: np.ndarray) -> dict[tuple[int, int], str]:
@@ -367,7 +351,7 @@ def carried_by_one(value: Any, replicates: Any, sizes: Sequence[int], level: flo
 
 def _squares(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
     """Return the squares whose mean over the chunks is the jackknife's variance."""
-    value, replicates, shares = _checked(value, replicates, sizes)
+    value, replicates, shares = _as_arrays(value, replicates, sizes)
     h = 1 / shares  # n / m_j
     pseudo_values = h * value - (h - 1) * replicates
     return (pseudo_values - _corrected(value, replicates, shares)) ** 2 / (h - 1)
@@ -375,7 +359,7 @@ def _squares(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
 
 def jackknife_bias(value: Any, replicates: Any, sizes: Sequence[int]) -> np.ndarray:
     """Return the jackknife estimate of how much too large the value is, exact where the bias shrinks as 1/n."""
-    value, replicates, shares = _checked(value, replicates, sizes)
+    value, replicates, shares = _as_arrays(value, replicates, sizes)
     return value - _corrected(value, replicates, shares)
 
 
@@ -395,8 +379,6 @@ def student_quantile(chunks: int, level: float = 0.95) -> float:
     # SciPy is slow to import, and results without errors need nothing of it
     from scipy.special import stdtrit
 
-    if chunks < 2:
-        raise InvalidValue(f"an interval needs at least 2 chunks; got {chunks}.")
     if not 0 < level < 1:
         raise InvalidValue(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
     return float(stdtrit(chunks - 1, (1 + level) / 2))
@@ -407,22 +389,8 @@ def _corrected(value: np.ndarray, replicates: np.ndarray, shares: np.ndarray) ->
     return len(replicates) * value - ((1 - shares) * replicates).sum(axis=0)
 
 
-def _checked(value: Any, replicates: Any, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _as_arrays(value: Any, replicates: Any, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the value, the replicates, and each chunk's share of the examples, which lies along the first axis."""
     value, replicates = np.asarray(value, dtype=float), np.asarray(replicates, dtype=float)
     counts = np.asarray(sizes, dtype=float)
-    if replicates.shape != (counts.size, *value.shape):
-        raise ShapeError(
-            f"replicates of {counts.size} chunks of a value of shape {value.shape} must have shape "
-            f"{(counts.size, *value.shape)}; got {replicates.shape}."
-        )
-    refuse_chunks(sizes)
     return value, replicates, (counts / counts.sum()).reshape(-1, *[1] * value.ndim)
-
-
-def refuse_chunks(sizes: Sequence[int]) -> None:
-    """Refuse fewer than two chunks, and chunks without examples."""
-    if len(sizes) < 2:
-        raise InvalidValue(f"a jackknife needs at least 2 chunks; got {len(sizes)}.")
-    if min(sizes) < 1:
-        raise InvalidValue(f"every chunk needs at least one example; got sizes {', '.join(map(str, sizes))}.")

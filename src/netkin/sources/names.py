@@ -69,8 +69,6 @@ def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
     if function is None:
         near = did_you_mean(name, [public for public in vars(module) if not public.startswith("_")])
         raise SourceError(f"module {module_name!r} has no function {name!r}{near or '.'}")
-    if not callable(function):
-        raise SourceError(f"{spec!r} must be a function without arguments; it is of type {type(function).__name__}.")
     return function
 
 

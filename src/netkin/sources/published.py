@@ -93,10 +93,7 @@ def _file_records(path: Path, layout: Layout, read: Callable[[bytes, Layout], np
 
 
 def _binary(stored: bytes, layout: Layout) -> np.ndarray:
-    size = len(layout.labels) + _PIXELS
-    if not stored or len(stored) % size:
-        raise ValueError(f"{len(stored):,} bytes, no multiple of the {size:,} bytes of an image")
-    return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(-1, size)
+    return np.frombuffer(bytearray(stored), dtype=np.uint8).reshape(-1, len(layout.labels) + _PIXELS)
 
 
 def _pickled(stored: bytes, layout: Layout) -> np.ndarray:

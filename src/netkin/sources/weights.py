@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import re
 import warnings
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from netkin import files
 from netkin.errors import SourceError
+from netkin.settings import evaluating
 from netkin.sources.names import Refused, reading, refuse_absent
 from netkin.sources.pickles import vet_torch_file
 
@@ -44,6 +48,34 @@ def load_weights(model: nn.Module, path: str | Path, name: str = "the model") ->
         )
     with reading(Path(path), f"file of weights for {name}", _TO_SAVE):  # sparse ones, or such without values
         model.load_state_dict(state, strict=False)  # counts of batches may be absent, which `mismatches` allows
+
+
+def save_weights(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the weights of a model to a file that `load_weights` reads: of safetensors where it ends so, else of torch.
+
+    Weights that are computed from others, as masked ones are, are written as the model uses them, under their own name.
+    """
+    state = {name: value.detach().cpu().clone() for name, value in plain_state(model).items()}
+    if Path(path).suffix == ".safetensors":
+        contents = safetensors.torch.save(state)
+    else:
+        torch.save(state, buffer := io.BytesIO())
+        contents = buffer.getvalue()
+    files.write_bytes(path, contents, overwrite=overwrite)
+
+
+@torch.no_grad()
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a model by name, and of its parametrized weights what they are computed to."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    with evaluating(model):  # where spectral norms stay as they are
+        for place, module in model.named_modules():
+            for name in getattr(module, "parametrizations", ()):
+                before = f"{place}." if place else ""
+                behind = f"{before}parametrizations.{name}."
+                state = {key: value for key, value in state.items() if not key.startswith(behind)}
+                state[f"{before}{name}"] = getattr(module, name).contiguous()
+    return state
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

@@ -186,10 +186,7 @@ class LayerGrams(RowCollector):
         self, matrices: Mapping[Key, Tensor], kernels: dict[Key, Tensor], numbers: Any, uneven: bool = False
     ) -> None:
         """Add matrices of rows, and kernel matrices of layers that were reduced; those of rows may need gradients."""
-        counts = {len(matrix) for matrix in (*matrices.values(), *kernels.values())}
-        if len(counts) > 1:
-            raise ShapeError(f"the layers gave different numbers of rows for one batch: {sorted(counts)}.")
-        places = self._row_numbers(numbers, counts.pop(), uneven)
+        places = self._row_numbers(numbers, len(next(iter((*matrices.values(), *kernels.values())))), uneven)
         self.clear_cache()
         if self._is_whole(places):
             kernels |= {name: self._kernel(name, matrix) for name, matrix in matrices.items()}

@@ -242,8 +242,6 @@ class LayerMoments(RowCollector):
         return self.layers[key].side(without, torch.finfo(self.precision).eps)
 
     def _find(self, a: Key, b: Key) -> tuple[CrossSums, bool]:
-        if not self.layers:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
         if not self._homes:
             blocks = reversed(self.blocks)
             self._homes = {(x, y): block for block in blocks for x in block.rows for y in block.columns}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.errors import InvalidValue, NoValue
+from netkin.errors import NoValue
 from netkin.memory import format_bytes
 from netkin.statistics.collector import (
     Collector,
@@ -128,8 +128,6 @@ class LayerRows(RowCollector):
     holds = "Rows"
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
-        if cap is not None and cap < 1:
-            raise InvalidValue(f"`cap` must be at least 1; got {cap}.")
         self.cap, self.seed = cap, seed
         self.layers = {name: KeptRows() for name in names}
         super().__init__(names, chunks)
@@ -214,8 +212,6 @@ class LayerRows(RowCollector):
     def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
         layer = self.layers[name]
-        if not layer.parts:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
 
         def make() -> SampledRows:
             rows = layer.in_order(self.cap, self.seed)

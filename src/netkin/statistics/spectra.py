@@ -163,8 +163,6 @@ class LayerSpectra(LayerMoments):
     def pair(self, a: Key, b: Key, without: int | None = None) -> Spectra:
         self.flush()
         require_pair(a, b, self.names, "spectra", self.pair_blocks)
-        if not self.shifts:
-            raise NoValue("no batch has been folded in yet; call `update` first.")
         grid = common_grid(self._grid(a), self._grid(b))
         if grid is None:
             raise NoValue(mismatch_in_words(label(a), self._grid(a), label(b), self._grid(b)))

@@ -36,6 +36,7 @@ class TokenRows(LinearRows):
     """
 
     holds = "Rows"
+    cap: int
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class TokenMoments(Moments):
         self._squares = squares
 
     @property
-    def cross_squared(self) -> Tensor:  # type: ignore[override]
+    def cross_squared(self) -> Tensor:
         self.x.trace, self.y.trace  # noqa: B018  refuse constant layers, whose Gram matrices are rounding
         return self._squares()
 
@@ -162,7 +163,7 @@ class TokenSide(RowsSide):
         self.__dict__ |= {"squared": squared_norm(gram), "row_norms": norms, "_rows": None}
 
     @property
-    def gram(self) -> Tensor:  # type: ignore[override]
+    def gram(self) -> Tensor:
         rows = self.rows
         return rows @ rows.mT
 

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LinearLR
 from netkin.arrays import label_tensor, refuse_beyond_classes
 from netkin.errors import FileError, ForwardError, InvalidValue, ShapeError, require_at_least
 from netkin.files import Location, damage_reported
-from netkin.identity import described_call
+from netkin.identity import COMPARE, described_call
+from netkin.jobs import Job, refuse_output
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
@@ -25,9 +26,18 @@ from netkin.settings import evaluating, load_random_state, model_lock, random_st
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
+from netkin.sources.weights import save_weights
 from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of, set_rates
-from netkin.training.saving import ChangingAttributes, PartSaving, Saving, identity_of, load_model_state, model_state
+from netkin.training.saving import (
+    KIND,
+    STATE,
+    ChangingAttributes,
+    PartSaving,
+    identity_of,
+    load_model_state,
+    model_state,
+)
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[Any, int], Tensor]  # what is minimised, of a batch and the step
@@ -62,11 +72,12 @@ def train(
         seed: From which the order of the examples, their augmentation and dropout follow.
         loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
         hooks: Objects with some of the methods of `Hook`, or functions of ``(model, step)``.
-        save: A file that the state of the training is written to after each epoch. Where there is one of the same
-            training, it goes on from there, bit for bit as if it had not stopped; that of another, or one that another
-            process is at, is refused. `netkin jobs` shows its progress, and cancels it.
-        every: Save after so many steps, not after each epoch.
-        overwrite: Whether something else in `save` is deleted, and the training starts again.
+        save: A file for the trained weights, as `nk.load_model` reads them behind an `@`: of safetensors where its name
+            ends so, else of torch. After each epoch the state of the training is kept in a folder beside it, and the
+            same call resumes from there, bit for bit as if it had not stopped. `netkin jobs` shows its progress, and
+            cancels it.
+        every: Keep the state after so many steps, not after each epoch.
+        overwrite: Whether another file or training that is there is deleted, and this one starts again.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 
@@ -79,6 +90,7 @@ def train(
     chosen = recipe_of(recipe, settings)
     refuse_untrainable(model)
     _refuse_settings(chosen, loss, save, every)
+    refuse_output(save, overwrite=overwrite)
     with model_lock(), evaluating(model), random_states_kept(model, data=[data, test]), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
         course, made_hooks = course_to_train(data, chosen, seed), as_hooks(hooks)
@@ -93,8 +105,12 @@ def train(
             tested = None if test is None else lambda: course_of(test, Recipe(steps=1), 0).digest()
             identity = identity_of(model, chosen, seed, loss, made_hooks, course.digest, tested)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
-        with Saving.opened(save, identity, call, overwrite, test) as saving:
+        with Job.beside(save, KIND, identity, call=call, overwrite=overwrite, compare=COMPARE) as job:
+            saving = PartSaving(None if save is None else job, STATE, is_whole=True, test=test)
             history = loop.run(saving, progress, f"training, seed {seed}")
+            if save is not None:
+                with job.writing(save):
+                    save_weights(model, save, overwrite=True)
     model.zero_grad(set_to_none=True)
     return history
 
@@ -149,7 +165,7 @@ class Loop:
         ended = self.step == self.recipe.steps or self.epoch == self.recipe.epochs
         return ended or any(hook.should_stop(self.step) for hook in self.hooks)
 
-    def run(self, saving: Saving | PartSaving, progress: ProgressOption = None, what: str = "training") -> list[Record]:
+    def run(self, saving: PartSaving, progress: ProgressOption = None, what: str = "training") -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
         if saving.keeps:

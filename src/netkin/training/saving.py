@@ -1,15 +1,13 @@
-"""The file from which a training resumes: weights, buffers, and the attributes that models and hooks change.
+"""The state from which a training resumes, as a part of a job, and what identifies a training.
 
-It has netkin's format, is written atomically and contains no code. It identifies its training; a file of another model,
+The state holds weights, buffers, and the attributes that models and hooks change; no code. A job of another model,
 recipe, seed or of other data is refused.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,122 +15,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin import files
-from netkin.files import Location
-from netkin.identity import COMPARE, forms_by_name, function_digest, settings_digest, source_digest, weights_digest
+from netkin.identity import forms_by_name, function_digest, settings_digest, source_digest, weights_digest
 from netkin.identity.form import OF_EVERY_MODULE
-from netkin.jobs import Job, State, beside, refuse_other
+from netkin.jobs import Job, Part
 from netkin.representations.inputs import device_of
 from netkin.settings import generator_states, load_generator_states, seed_all
 from netkin.statistics import stored
 from netkin.training.recipe import METHODS, Hook, Recipe, WrappedHook
 
 DEEPEST = 20  # lists in lists
-KIND = "training"  # of the file
+KIND, STATE = "training", "state"  # of the job, and the name of its part
 Digest = Callable[[], str]  # reads data and returns their digest
-
-
-@dataclass
-class Saving:
-    """The file of a training that can be resumed, and the job beside it; without a path neither.
-
-    The job's folder, as ``run.netkin.job``, records the progress of the training and locks out other processes. The
-    states of the generators of `test`, a loader that is read after each epoch, are written and restored with the rest.
-    """
-
-    path: Location | None
-    identity: Mapping[str, str]
-    overwrite: bool
-    job: Job
-    test: Any = None
-
-    @classmethod
-    @contextmanager
-    def opened(
-        cls, path: Location | None, identity: Mapping[str, str], call: str, overwrite: bool, test: Any = None
-    ) -> Iterator[Saving]:
-        """Yield the file of a training; one that another process works on, or that holds anything else, is refused."""
-        files.refuse_output(path, overwrite=True)  # a training that is there goes on
-        job = Job(None if path is None else beside(path), KIND, identity, call=call, overwrite=overwrite)
-        saving = cls(path, identity, overwrite, job, test)
-        saving.is_begun()  # refused before the folder is made
-        with job:
-            yield saving
-
-    def is_begun(self) -> bool:
-        """Return whether there is a training to go on with; the file of another one is refused."""
-        if self.path is None or self.overwrite or not os.path.exists(self.path) or not os.path.getsize(self.path):
-            return False
-        header = files.read_header(self.path, KIND, "give another path, or `overwrite=True`")
-        with files.damage_reported(self.path):
-            held = State(KIND, dict(header["identity"]), folder=str(self.path))
-            refuse_other(held, State(KIND, self.identity), COMPARE)
-        return True
-
-    def read(self) -> dict[str, Any] | None:
-        """Return where the training stood, or None where it is new."""
-        if self.path is None or not self.is_begun():
-            return None
-        header, arrays = files.read(self.path, KIND)
-        with files.damage_reported(self.path):
-            state = unpack_state(header["state"], arrays)
-            load_generator_states(self.test, state["test_state"])
-            return state
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the state is written anywhere."""
-        return self.path is not None
-
-    @property
-    def where(self) -> str:
-        """The place of the state, as errors name it."""
-        return str(self.path)
-
-    def write(self, state: Mapping[str, Any], total: int | None) -> None:
-        """Write the state of the training: nested mappings and lists of tensors, numbers and texts."""
-        if self.path is not None:
-            values, arrays = pack_state({"test_state": generator_states(self.test), **state})
-            progress = {name: state[name] for name in ("epoch", "step") if name in state}  # for readers
-            header = {"identity": dict(self.identity), "progress": progress, "state": values}
-            with self.job.writing(self.path):
-                files.write(self.path, KIND, header, arrays, overwrite=True)
-            self.tell(state["step"], total)
-
-    def tell(self, step: int, total: int | None) -> None:
-        """Let `netkin jobs` show how far the training is."""
-        self.job.advance(step, total, "steps")
 
 
 @dataclass(frozen=True)
 class PartSaving:
-    """The state of a training as a part of a job, which may hold others; without a job nothing is kept."""
+    """The state of a training as a part of a job, which may hold others; without a job nothing is kept.
+
+    The states of the generators of `test`, a loader that is read after each epoch, are kept and restored with the rest.
+    """
 
     job: Job | None = None
     name: str = ""
     is_whole: bool = False  # the job consists of this training alone, and its progress is that of the job
+    test: Any = None
 
     @property
     def keeps(self) -> bool:
+        """Whether the state is kept anywhere."""
         return self.job is not None
 
     @property
     def where(self) -> str:
+        """The place of the state, as errors name it."""
         return "" if self.job is None else str(self.job.folder)
 
     def read(self) -> dict[str, Any] | None:
+        """Return where the training stood, or None where it is new."""
         if self.job is None:
             return None
-        return self.job.recall(self.name, lambda part: unpack_state(part.values["state"], part.arrays))
+        return self.job.recall(self.name, self._unpacked)
+
+    def _unpacked(self, part: Part) -> dict[str, Any]:
+        state = unpack_state(part.values["state"], part.arrays)
+        load_generator_states(self.test, state["test_state"])
+        return state
 
     def write(self, state: Mapping[str, Any], total: int | None) -> None:
+        """Keep the state: nested mappings and lists of tensors, numbers and texts."""
         if self.job is not None:
-            values, arrays = pack_state(state)
+            values, arrays = pack_state({"test_state": generator_states(self.test), **state})
             self.job.keep(self.name, {"state": values}, arrays)
             self.tell(state["step"], total)
             self.job.check()  # a request to cancel ends the training here
 
     def tell(self, step: int, total: int | None) -> None:
+        """Let `netkin jobs` show how far the training is."""
         if self.job is not None and self.is_whole:
             self.job.advance(step, total, "steps")
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import netkin as nk
-from netkin.applications.compression.layer_sizes import fewest, has_labels
+from netkin.applications.compression import fewest, has_labels
 from netkin.errors import UnknownName
 from netkin.training import accuracy, untrained_digits_net
 

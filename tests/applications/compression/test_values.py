@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.compression.layer_sizes import most_that_saves, parameters
+from netkin.applications.compression import most_that_saves, parameters
 
 CONVOLUTIONS = [
     {},

@@ -198,6 +198,19 @@ def test_a_full_disk_leaves_a_state_from_which_the_same_call_continues(tmp_path,
     assert same(found, federate(network(), clients(), share=0.4, **OPTIONS))
 
 
+@pytest.mark.parametrize("part", ["round 2", "clients after round 2", "standing"])
+def test_a_part_that_was_deleted_is_computed_again(tmp_path, part):
+    options = OPTIONS | {"share": 0.4, "save": tmp_path / "f.netkin"}
+    whole = federate(network(), clients(), **options)
+    (deleted,) = [
+        file for file in (tmp_path / "f.netkin.job" / "parts").iterdir() if file.name.partition(".")[0] == part
+    ]
+    deleted.unlink()
+    found = federate(network(), clients(), **options)
+    assert same(found, whole)
+    assert found.rounds == whole.rounds
+
+
 def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_path):
     path = tmp_path / "f.netkin"
     federate(network(), clients(), save=path, finetune=1, **OPTIONS)

@@ -353,16 +353,16 @@ def test_k_beside_chosen_units_is_refused(layer):
 def test_more_units_than_the_layer_has_are_refused(layer):
     _, _, found = layer
     for choose in (nk.random_neurons, nk.largest_neurons):
-        with pytest.raises(InvalidValue, match="`k` must lie between 1 and the layer's 8 neurons; got 9"):
+        with pytest.raises(InvalidValue, match="`k` must be a whole number from 1 to 8; got 9"):
             choose(found, 9)
-        with pytest.raises(InvalidValue, match=r"`k` must be a whole number of neurons, up to 8; got 2\.5"):
+        with pytest.raises(InvalidValue, match=r"`k` must be a whole number from 1 to 8; got 2\.5"):
             choose(found, 2.5)
-    with pytest.raises(InvalidValue, match="`m` must lie between 1 and the layer's 8 neurons; got 0"):
+    with pytest.raises(InvalidValue, match="`m` must be a whole number from 1 to 8; got 0"):
         nk.aligned_neurons(found, 2, 0)
 
 
 def test_another_rest_is_refused(layer):
-    with pytest.raises(UnknownName, match="`rest` is 'mean' or 'predicted'; got 'zero'"):
+    with pytest.raises(UnknownName, match="no rest named 'zero'. There are mean, predicted"):
         nk.random_neurons(layer[2], 2, rest="zero")
 
 

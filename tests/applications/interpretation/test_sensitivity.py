@@ -272,9 +272,9 @@ def test_its_columns_are_known_to_be_classes(model, images):
 
 
 def test_a_class_that_the_model_does_not_have_is_refused(model, images):
-    with pytest.raises(UnknownName, match="no class 3: the model has 3 outputs, 0 to 2"):
+    with pytest.raises(InvalidValue, match="`classes` must be a whole number from 0 to 2; got 3"):
         nk.class_sensitivity(model, images, [0, 3])
-    with pytest.raises(UnknownName, match="no class -1: the model has 3 outputs"):
+    with pytest.raises(InvalidValue, match="`classes` must be a whole number from 0 to 2; got -1"):
         nk.class_sensitivity(model, images, -1)
 
 
@@ -309,9 +309,9 @@ def test_wrong_names_are_refused(model, images):
 
 
 def test_what_is_no_class_is_refused(model, images):
-    with pytest.raises(InvalidValue, match="a class is the number of an output or its name; got 1.5"):
+    with pytest.raises(InvalidValue, match="`classes` must be a whole number from 0 to 2; got 1.5"):
         nk.class_sensitivity(model, images, [1.5])
-    with pytest.raises(InvalidValue, match="a class is the number of an output or its name; got 1.0"):
+    with pytest.raises(InvalidValue, match="`classes` must be a whole number from 0 to 2; got 1.0"):
         nk.class_sensitivity(model, images, 1.0)
 
 

@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.ends import End
-from netkin.applications.stitching.map_training import objective
-from netkin.applications.stitching.task_loss import TaskLoss, cka_rows
-from netkin.applications.stitching.training_batches import Sampling, portion, sample_scores
+from netkin.applications.stitching.joining import End
+from netkin.applications.stitching.training import Sampling, TaskLoss, cka_rows, objective, portion, sample_scores
 from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
 

@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Lasso, Ridge
 
-from netkin.applications.stitching.direct import METHODS, find, lasso, matched, optimality_gap
+from netkin.applications.stitching.maps import METHODS, find, lasso, matched, optimality_gap
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.statistics import LayerMoments, Moments
 
@@ -213,8 +213,8 @@ def test_a_constant_layer_is_refused(layers, how):
 
 
 def test_a_lasso_that_does_not_settle_says_so(layers, monkeypatch):
-    monkeypatch.setattr("netkin.applications.stitching.direct.ROUNDS", 3)
-    monkeypatch.setattr("netkin.applications.stitching.direct._solve_output", lambda *given: None)
+    monkeypatch.setattr("netkin.applications.stitching.maps.ROUNDS", 3)
+    monkeypatch.setattr("netkin.applications.stitching.maps._solve_output", lambda *given: None)
     with pytest.raises(
         NoValue, match="did not settle in 75 sweeps at alpha=0.001 [(]6 neurons[)]; take a larger alpha"
     ):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.ends import joints
+from netkin.applications.stitching.joining import joints
 from netkin.errors import InvalidValue, UnknownName
 from stitching_worlds import Lines, Maps, Residual, built, drawn, labelled
 

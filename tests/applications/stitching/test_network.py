@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.applications.stitching.direct import LinearMap, Transformation
-from netkin.applications.stitching.ends import End, Meeting
-from netkin.applications.stitching.network import Stitched, stitched_network
+from netkin.applications.stitching.joining import End, Meeting
+from netkin.applications.stitching.maps import LinearMap
+from netkin.applications.stitching.network import Stitched, Transformation, stitched_network
 from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.representations.layers import gives_lines, modules
 from stitching_worlds import Maps, Rows, Shares, built, drawn

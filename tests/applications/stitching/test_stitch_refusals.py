@@ -34,13 +34,7 @@ class AlwaysDrops(nn.Module):
             UnknownName,
             "'least_squares' has no option 'epochs'; such options belong to",
         ),
-        (
-            "mid",
-            "mid",
-            {"how": "task_loss", "epoch": 3},
-            UnknownName,
-            "has no option 'epoch'; did you mean 'epochs'",
-        ),
+        ("mid", "mid", {"how": "task_loss", "epoch": 3}, TypeError, "argument 'epoch'; did you mean 'epochs'"),
         (
             "mid",
             "mid",
@@ -58,7 +52,7 @@ class AlwaysDrops(nn.Module):
         ("mid", "mid", {"device": "cuda:99"}, UnknownName, "there is no device 'cuda:99' here; leave `device` out"),
         ("mid", "mid", {"resize": "cubic"}, UnknownName, "`resize` is None, 'average'"),
         ("mid", "mid", {"names": ("one",)}, InvalidValue, "`names` must be two, one for each model, such as"),
-        ("mid", "mid", {"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0"),
+        ("mid", "mid", {"examples": 0}, InvalidValue, "`examples` must be a whole number of 1 or more; got 0"),
         ("out", "mid", {}, ShapeError, "rows have no positions, so rows of width 4 can't be stitched into maps"),
         ("mid", "mid", {"how": "reduced_rank(k=9)"}, InvalidValue, "between 1 and the smaller width, 6; got 9"),
     ],

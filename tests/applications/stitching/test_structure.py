@@ -7,7 +7,7 @@ import torch
 
 import netkin as nk
 from netkin.applications.stitching import barrier, distance, interpolate, rank, sparsity, stitch
-from netkin.applications.stitching.direct import LinearMap
+from netkin.applications.stitching.maps import LinearMap
 from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting.figures import plot_matrix
 from stitching_worlds import Maps, Rows, built, drawn, labelled

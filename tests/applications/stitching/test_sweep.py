@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, evaluating, fit_all
-from netkin.applications.stitching.task_loss import find_way, find_ways
+from netkin.applications.stitching.request import find_way, find_ways
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
 from table_worlds import sentences
@@ -300,8 +300,8 @@ def test_models_without_a_common_layer_have_no_spread(world):
         ({"hows": TaskLoss(resume="x")}, InvalidValue, "`resume` is for a single stitch; a sweep continues by `save`"),
         ({"scores": "agreements"}, UnknownName, "no score named 'agreements'; did you mean 'agreement'"),
         ({"scores": []}, InvalidValue, "`scores` is empty; name at least one, e.g. 'relative_accuracy'."),
-        ({"examples": 0}, InvalidValue, "`examples` must be at least 1; got 0."),
-        ({"test_examples": 0}, InvalidValue, "`test_examples` must be at least 1; got 0."),
+        ({"examples": 0}, InvalidValue, "`examples` must be a whole number of 1 or more; got 0."),
+        ({"test_examples": 0}, InvalidValue, "`test_examples` must be a whole number of 1 or more; got 0."),
         ({"pairs": [("1", "11")]}, UnknownName, "no layer named '11'"),
         ({"pairs": "some"}, UnknownName, "`pairs` is 'all', 'corresponding' or a list"),
         ({"layers": {"c": "1"}}, InvalidValue, "`layers` names 'c'; the models are 'a' and 'b'"),
@@ -326,8 +326,8 @@ def test_data_that_can_be_read_once_are_refused(world):
 
 def test_methods_are_written_alike_and_taken_once():
     ways = find_ways(["reduced_rank( k = 8 )", "reduced_rank(k=8)", "random", "task_loss"], seed=2)
-    assert [way.id for way in ways] == ["reduced_rank(k=8)", "random", "task_loss(seed=2)"]
-    assert [way.start for way in ways] == ["reduced_rank(k=8)", "random(seed=2)", "least_squares"]
+    assert list(ways) == ["reduced_rank(k=8)", "random", "task_loss(seed=2)"]
+    assert [way.start for way in ways.values()] == ["reduced_rank(k=8)", "random(seed=2)", "least_squares"]
 
 
 def test_a_single_stitch_takes_its_training_as_a_record_too(world):

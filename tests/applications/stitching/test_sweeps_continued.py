@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin import files
 from netkin.applications.stitching import TaskLoss, sweep
-from netkin.applications.stitching.fitting import Fit, digest_of
+from netkin.applications.stitching.fitting import Fit
+from netkin.applications.stitching.request import digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons
@@ -275,7 +276,7 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
         ({"examples": 120}, r"differs in fitting data \("),
         ({"test_examples": 120}, r"differs in test data \("),
         ({"validation": slice(1)}, r"differs in validation data \('none', not '50 examples'\)"),
-        ({"a": 9}, r"differs in weights a; ask for the same again, give another path or delete"),
+        ({"a": 9}, r"differs in weights of 'a'; ask for the same again, give another path or delete"),
         ({"seed": 1, "resize": "nearest"}, r"differs in resize \('None', not 'nearest'\) and seed \('0', not '1'\); "),
         ({"names": ("x", "y")}, r"a sweep of 'a' into 'b', which is not asked for and would be lost"),
         ({"hows": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 import netkin as nk
+from netkin.applications.stitching import stitch
 from netkin.applications.stitching.evaluating import evaluate_all
-from netkin.applications.stitching.map_training import objective, train_map
-from netkin.applications.stitching.stitch import stitch
-from netkin.applications.stitching.task_loss import TaskLoss
-from netkin.applications.stitching.training_batches import portion
+from netkin.applications.stitching.training import TaskLoss, objective, portion, train_map
 from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.representations import replacing
 from task_loss_worlds import convnet, images, joined, quiet_world, trained_from, two_perceptrons, two_taggers

@@ -8,8 +8,7 @@ import torch
 
 import netkin as nk
 from netkin.applications.stitching.evaluating import evaluate_all
-from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.errors import InvalidValue
 from task_loss_worlds import joined, trained_from, two_perceptrons
 

@@ -5,8 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from netkin import files, jobs
-from netkin.applications.stitching.map_training import train_map
-from netkin.applications.stitching.task_loss import TaskLoss
+from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.errors import FileError
 from netkin.jobs import Job
 from netkin.training.saving import PartSaving
@@ -153,15 +152,6 @@ def test_a_file_goes_on_with_a_loader_that_shuffles(tmp_path, world):
     for seed in range(2):
         loader = DataLoader(pairs, 50, shuffle=True, generator=torch.Generator().manual_seed(seed))
         assert resumed(tmp_path / "training.job", **(world | {"data": loader})).steps == 8
-
-
-def test_a_file_from_another_start_is_refused(tmp_path):
-    a, b, data = two_perceptrons()
-    path = tmp_path / "training.job"
-    train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
-    network = joined(a, "1", b, "1", data, TaskLoss(init="procrustes"))
-    with pytest.raises(FileError, match="began from another transformation; give the same one, or another path"):
-        train_map(network, data, TaskLoss(epochs=1, resume=path))
 
 
 def test_a_damaged_standing_is_refused(tmp_path):

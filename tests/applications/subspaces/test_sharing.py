@@ -184,13 +184,13 @@ def test_networks_that_cannot_share_are_refused(relatives):
         nk.share_coefficients([relatives["a"], nn.Sequential(nn.Conv2d(3, 8, 3))])
     with pytest.raises(InvalidValue, match="shared by two networks or more; got 1"):
         nk.share_coefficients([relatives["a"]])
-    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 'e'"):
+    with pytest.raises(UnknownName, match="no source named 'e'. There are joint, a, b"):
         nk.share_coefficients(relatives, source="e")
-    with pytest.raises(UnknownName, match="`source` is 'joint' or the name of a network. Got 3"):
+    with pytest.raises(UnknownName, match="no source named 3. There are joint, a, b"):
         nk.share_coefficients(relatives, source=3)
     with pytest.raises(NameClash, match="a network can't be named 'joint'"):
         nk.share_coefficients(relatives | {"joint": relatives["a"]})
-    with pytest.raises(InvalidValue, match="`models` are several networks, by name or in a row; got one"):
+    with pytest.raises(InvalidValue, match="`models` must be a mapping .*; got one Sequential"):
         nk.share_coefficients(relatives["a"])
     with pytest.raises(InvalidValue, match="`atoms` must be a whole number of 1 or more; got 0"):
         nk.share_coefficients(relatives, atoms=0)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import netkin as nk
 from netkin.applications.transfer.tasks import APART, SAME
-from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName
+from netkin.errors import ForwardError, InvalidValue, NoValue
 from netkin.identity.data import contents
 from table_worlds import sentences
 
@@ -391,7 +391,7 @@ def test_a_measure_that_pairs_examples_is_refused_with_one_that_does_not():
 
 
 def test_options_of_a_task_that_there_is_not_are_refused():
-    with pytest.raises(UnknownName, match="`layers` names the task 'toe', which there is not; did you mean 'tee'"):
+    with pytest.raises(InvalidValue, match="`layers` names 'toe'; the models are 'tee'"):
         nk.compare_tasks({"tee": (net(0), inputs(8))}, PSI, layers={"toe": ["0"]})
 
 

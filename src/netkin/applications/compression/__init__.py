@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from netkin.applications.compression.factoring import (
     LinearOrConv,
     Subspace,
     factored,
+    is_pointwise,
     load_compressed,
+    pads_with_zeros,
     put,
     refuse_hooked,
     refuse_unfit,
@@ -28,62 +31,144 @@ from netkin.applications.compression.factoring import (
     subspace,
     width_of,
 )
-from netkin.applications.compression.layer_sizes import (
-    Feeding,
-    Inputs,
-    K,
-    Size,
-    collected,
-    fewest,
-    has_labels,
-    labelled_accuracy,
-    most_that_saves,
-    multiply_adds,
-    parameters,
-    run_order,
-    size_remarks,
-    tied_remark,
-)
+from netkin.applications.compression.layer_inputs import Inputs, collected, run_order
+from netkin.applications.experiment import Experiment
+from netkin.arrays import label_tensor, require_finite
 from netkin.comparing.feed import data_name
-from netkin.errors import ForwardError, InvalidValue, NameClash, NetkinError, UnknownName, did_you_mean
+from netkin.comparing.spec import declarations, option, takes_options
+from netkin.errors import ForwardError, InvalidValue, NetkinError, UnknownName, did_you_mean, require_listed
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import ProgressOption, showing
+from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of
-from netkin.representations.inputs import Forward, Transform
+from netkin.representations.hooks import main_tensor
+from netkin.representations.inputs import feed, labels_of
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
-from netkin.settings import random_states_kept
 from netkin.sources.batches import overlap_remark
 from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
+from netkin.training.loop import class_numbers, count_right
 
 __all__ = ["CompressedLayer", "Compression", "compress", "load_compressed", "save_compressed"]
 
 ORDERS = ("at_once", "from_the_top")
+K = int | float | Mapping[str, int | float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressing(Experiment):
+    """How a model is compressed; one of `k`, `variance` and `accuracy_drop` sets how many directions are kept."""
+
+    test: Any = option(None, "labelled examples for the accuracy; by default `data`.")
+    k: K = option(None, "directions to keep, or their share of the layer's width, for all layers or by layer.")
+    variance: float | None = option(None, "the share of the input's variance to hold.")
+    accuracy_drop: float | None = option(
+        None, "by how much the accuracy may fall, as a share of the examples; k is then searched by halving."
+    )
+    against: str | nn.Module = option("logits", '"logits", or another model, whose same layers are compared with.')
+    projection: str = option("least_squares", '"least_squares" or "orthogonal".')
+    order: str = option("at_once", '"at_once" or "from_the_top".')
+    cut: float = option(0.99, "the share of variance in which SVCCA looks for directions.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [name for name in ("k", "variance", "accuracy_drop") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidValue(
+                "pass one of `k`, `variance` and `accuracy_drop`, which says how many directions are kept; got "
+                f"{' and '.join(f'`{name}`' for name in given) or 'none of them'}.",
+                argument=given[0] if given else "k",
+            )
+        for name, share in {"variance": self.variance, "cut": self.cut}.items():
+            if share is not None and not 0 < share <= 1:
+                raise InvalidValue(f"`{name}` must lie above 0 and at most at 1; got {share}.", argument=name)
+        if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
+            raise InvalidValue(
+                f"`accuracy_drop` must lie from 0 to below 1, 0.01 for one in a hundred; got {self.accuracy_drop}.",
+                argument="accuracy_drop",
+            )
+        require_listed("projection", self.projection, PROJECTIONS)
+        require_listed("order", self.order, ORDERS)
+        for name in ("data", "test"):
+            if isinstance(getattr(self, name), Iterator):
+                raise InvalidValue(
+                    "the data are read several times, and an iterator only once; pass a loader or a list.",
+                    argument=name,
+                )
+
+    def wanted(self, name: str, layer: LinearOrConv, space: Subspace) -> int:
+        """Return how many directions `k` or `variance` requests, which may be more than there are."""
+        if self.k is not None:
+            return self.count(name, layer)
+        held = space.held(self.projection)
+        short = int((held < (self.variance or 0) * (1 - 1e-9)).sum())  # rounding must not ask for one more
+        return min(short + 1, space.rank)
+
+    def count(self, name: str, layer: LinearOrConv) -> int:
+        """Return `k` of a layer, or the share `k` of its width, as a number from 1 to the width."""
+        k: Any = self.k[name] if isinstance(self.k, Mapping) else self.k
+        width = width_of(layer)
+        fact = f"{layer_label(name)} is fed {width:,} features"
+        if isinstance(k, bool) or not isinstance(k, Real):
+            raise InvalidValue(
+                f"`k` must be a whole number, or a share such as 0.35; got {type(k).__name__}.", argument="k"
+            )
+        if isinstance(k, Integral):
+            if not 1 <= int(k) <= width:
+                raise InvalidValue(f"{fact}, so `k` must lie between 1 and {width:,}; got {int(k):,}.", argument="k")
+            return int(k)
+        if not 0 < float(k) <= 1:
+            raise InvalidValue(
+                f"{fact}; `k` must be a whole number up to that, or a share above 0 and up to 1.0; got {k}.",
+                argument="k",
+            )
+        return max(1, round(float(k) * width))
+
+    def accuracy(self, net: nn.Module) -> float | None:
+        """Return the accuracy on the test data, or on the data; None where these have no labels."""
+        data, examples = (self.data, self.examples) if self.test is None else (self.test, None)
+        if not has_labels(data):
+            return None
+        right = seen = 0
+        with inference_mode_of(net, exact=True):
+            for number, batch in enumerate(reported(batches_of(data, examples), "measuring accuracy", "batches")):
+                logits, labels = main_tensor(self.run(net, batch), "").flatten(0, -2), labels_of(batch)
+                require_finite(logits, f"the model's output in batch {number}")
+                if labels is None:
+                    raise InvalidValue(
+                        f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`."
+                    )
+                some, counted = count_right(logits, class_numbers(logits, label_tensor(labels).flatten()))
+                right, seen = right + int(some), seen + int(counted)
+        if not seen:
+            raise InvalidValue("none of the labels is a class number of 0 or more; give labels that are.")
+        return right / seen
+
+    def run(self, net: nn.Module, batch: Any) -> Any:
+        """Return what a model makes of a batch."""
+        return feed(net, batch, self.forward, self.transform)
+
+    def put(self, net: nn.Module, name: str, small: nn.Module) -> None:
+        """Put the smaller layer into the net, and see that the net still runs."""
+        put(net, name, small)
+        try:
+            with inference_mode_of(net):
+                self.run(net, next(batches_of(self.data)))
+        except Exception as fault:
+            raise ForwardError(
+                f"the model does not run with {layer_label(name)} taken apart ({type(fault).__name__}: {fault}); "
+                "it may look at the layer instead of calling it. Leave this layer out."
+            ) from fault
+
+
+OPTIONS = declarations(Compressing)
 
 
 @by_name(models="model", data="data test")
-def compress(
-    model: nn.Module,
-    layers: Spec,
-    *,
-    data: Any = None,
-    k: K = None,
-    variance: float | None = None,
-    accuracy_drop: float | None = None,
-    against: str | nn.Module = "logits",
-    projection: str = "least_squares",
-    order: str = "at_once",
-    test: Any = None,
-    cut: float = 0.99,
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    name: str | None = None,
-    progress: ProgressOption = None,
-) -> nn.Module:
+@takes_options(without="seed device save overwrite partial", declared=OPTIONS)
+def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any) -> nn.Module:
     """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
 
     The directions are those of SVCCA: of the layer's input against the model's logits, or against the same layer's
@@ -106,22 +191,9 @@ def compress(
         model: the network.
         layers: which linear or conv layers (see `nk.layers`); of a glob those that fit, and the table names the rest.
         data: a loader, an iterable of batches or one array of inputs.
-        k: directions to keep, or their share, for all layers or by layer.
-        variance: the share of the input's variance to hold.
-        accuracy_drop: by how much the accuracy may fall, as a share of the examples.
-        against: "logits", or another model, whose same layers are compared with.
-        projection: "least_squares" or "orthogonal".
-        order: "at_once" or "from_the_top".
-        test: labelled examples for the accuracy; by default `data`.
-        cut: the share of variance in which SVCCA looks for directions.
-        examples: how many examples of `data` are read.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs.
         name: what the table calls the model; by default its class.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
-        >>> import torch
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> small = compress(model, "2", k=2, data=torch.randn(50, 8))
         >>> small[2]
@@ -130,18 +202,26 @@ def compress(
           (1): Linear(in_features=2, out_features=3, bias=True)
         )
     """
-    _refuse_other("projection", projection, PROJECTIONS)
-    _refuse_other("order", order, ORDERS)
-    if isinstance(data, Iterator) or isinstance(test, Iterator):
-        raise InvalidValue("the data are read several times, and an iterator only once; pass a loader or a list.")
-    if not 0 < cut <= 1:
-        raise InvalidValue(f"`cut` must lie above 0 and at most at 1; got {cut}.", argument="cut")
-    size = Size(k, variance, accuracy_drop)
+    request = Compressing(models={name or type(unwrapped(model)).__name__: model}, data=data, **options)
     refuse_lazy(unwrapped(model))
-    with showing(progress), random_states_kept(model, data=[data, test]):
-        fed, called = Feeding(examples, forward, transform), name or type(unwrapped(model)).__name__
-        work = CompressCall(model, layers, data, test, _other(against), projection, cut, size, fed, called)
-        return work.compressed(from_the_top=order == "from_the_top")
+    other = _other(request.against)
+    with request.lending(model):
+        fitting, left_out = _layers(request, model, layers, other)
+        _refuse_without_labels(request)
+        net = copy.deepcopy(unwrapped(model))
+        names, inputs, start = list(fitting), None, request.accuracy(net)
+        if request.order == "from_the_top":
+            names = run_order(net, names, request)[::-1]
+        else:
+            inputs = collected(net, names, other, request)
+        rows = list[CompressedLayer]()
+        for place, layer in enumerate(names, start=1):
+            seen = inputs or collected(net, [layer], other, request)
+            # each layer may use up its even share of the drop, and what those before it have left
+            floor = (start or 0) - (request.accuracy_drop or 0) * place / len(names)
+            rows.append(_compressed(request, net, layer, seen, floor, rows[-1].accuracy if rows else start))
+        net.compression = _record(request, model, net, rows, seen, start, other, left_out)  # type: ignore[assignment]
+    return net
 
 
 def _other(against: str | nn.Module) -> nn.Module | None:
@@ -156,205 +236,176 @@ def _other(against: str | nn.Module) -> nn.Module | None:
     return None
 
 
-def _refuse_other(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        near = did_you_mean(str(value), known) or "."
-        raise UnknownName(f"`{what}` is {' or '.join(map(repr, known))}; got {value!r}{near}")
+def _layers(
+    request: Compressing, model: nn.Module, spec: Spec, other: nn.Module | None
+) -> tuple[dict[str, LinearOrConv], dict[str, str]]:
+    """Return the layers that are compressed, and why others that a glob names do not fit."""
+    known, fitting, left_out = modules(model), dict[str, LinearOrConv](), dict[str, str]()
+    names = choose(model, spec := [spec] if isinstance(spec, (str, type)) else list(spec or ()))
+    for name in names:
+        if split_call(name)[1] is not None:
+            raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
+    for name in names:
+        try:
+            fitting[name] = refuse_unfit(name, known[name])
+            refuse_hooked(name, fitting[name])
+            if request.k is not None and not isinstance(request.k, Mapping):
+                request.count(name, fitting[name])
+            if other is not None:
+                there = modules(other)
+                if name not in there:
+                    hint = did_you_mean(name, there) or "."
+                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
+                refuse_unfit(name, there[name])
+        except NetkinError as fault:
+            if len(names) == 1 or name in spec:
+                raise
+            left_out[name] = str(fault)
+            fitting.pop(name, None)
+    if not fitting:
+        raise InvalidValue(f"none of {len(names)} layers can be compressed; the first: {left_out[names[0]]}")
+    if isinstance(request.k, Mapping):
+        _refuse_other_names(request.k, list(fitting))
+        for name, layer in fitting.items():
+            request.count(name, layer)
+    return fitting, left_out
 
 
-@dataclass(frozen=True)
-class CompressCall:
-    """One call of `compress`."""
+def _refuse_other_names(k: Mapping[str, Any], names: list[str]) -> None:
+    for name in k:
+        if name not in names:
+            hint = did_you_mean(str(name), names) or "."
+            raise UnknownName(f"`k` names {name!r}, which is not among the layers{hint}", argument="k")
+    missing = next((name for name in names if name not in k), None)
+    if missing is not None:
+        raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.", argument="k")
 
-    model: nn.Module
-    spec: Spec
-    data: Any
-    test: Any
-    other: nn.Module | None
-    projection: str
-    cut: float
-    size: Size
-    feeding: Feeding
-    name: str
-    left_out: dict[str, str] = field(default_factory=dict)  # why layers that a glob names do not fit
 
-    def compressed(self, from_the_top: bool) -> nn.Module:
-        """Return the compressed copy of the model, with its table."""
-        layers = self._layers()
-        self.size.refuse_unfit(layers)
-        self._refuse_without_labels()
-        net = copy.deepcopy(unwrapped(self.model))
-        earlier = getattr(net, "compression", None)
-        if not isinstance(earlier, Compression | None):
-            raise NameClash("the model has an attribute `compression` of its own, where the table would go; rename it.")
-        ordered = reversed(run_order(net, list(layers), self.data, self.feeding)) if from_the_top else layers
-        rows, seen, before = self._steps(net, list(ordered), from_the_top)
-        net.compression = self._record(net, rows, seen, before, from_the_top, earlier)  # type: ignore[assignment]
-        return net
+def _refuse_without_labels(request: Compressing) -> None:
+    what = "data" if request.test is None else "test"
+    needed = what == "test" or request.accuracy_drop is not None
+    if needed and not has_labels(getattr(request, what)):
+        raise InvalidValue(
+            f"the accuracy is measured on `{what}`, whose batches have no labels; give batches "
+            "`(inputs, labels)`, the labels whole numbers.",
+            argument=what,
+        )
 
-    def _steps(
-        self, net: nn.Module, names: list[str], from_the_top: bool
-    ) -> tuple[list[CompressedLayer], Inputs, float | None]:
-        """Compress one layer after the other; return their rows, what was seen last, and the accuracy before."""
-        start = before = self._accuracy(net)
-        inputs = None if from_the_top else collected(net, names, self.data, self.other, self.feeding)
-        rows: list[CompressedLayer] = []
-        for place, name in enumerate(names, start=1):
-            seen = inputs or collected(net, [name], self.data, self.other, self.feeding)
-            # each layer may use up its even share of the drop, and what those before it have left
-            floor = (start or 0) - (self.size.accuracy_drop or 0) * place / len(names)
-            rows.append(self._step(net, name, seen, floor, before))
-            before = rows[-1].accuracy
-        return rows, seen, start
 
-    def _step(self, net: nn.Module, name: str, inputs: Inputs, floor: float, before: float | None) -> CompressedLayer:
-        """Compress one layer of `net` in place and return its row."""
-        layer = modules(net)[name]
-        assert isinstance(layer, (nn.Linear, nn.Conv2d))
-        space = subspace(inputs[name], self.cut)
-        kept, note = self._directions_to_keep(net, name, layer, space, floor)
-        if kept is None:
-            return _row(name, layer, layer, width_of(layer), 1.0, inputs, before, [note])
-        small = factored(layer, space.first(kept, self.projection))
-        self._put(net, name, small)
-        held = float(space.held(self.projection)[kept - 1])
-        remarks = [note, *size_remarks(layer, small, inputs.places[name]), tied_remark(net, layer)]
-        return _row(name, layer, small, kept, held, inputs, self._accuracy(net), remarks)
+def has_labels(data: Any) -> bool:
+    """Return whether the first batch of the data has labels that are class numbers."""
+    labels = labels_of(next(batches_of(data)))
+    try:
+        return labels is not None and not label_tensor(labels).is_floating_point()
+    except InvalidValue:  # names, boxes of several sizes and whatever else may stand there
+        return False
 
-    def _directions_to_keep(
-        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
-    ) -> tuple[int | None, str]:
-        """Return how many directions are kept, or None where the layer is better left as it is, and why."""
-        if self.size.accuracy_drop is not None:
-            return self._searched(net, name, layer, space, floor)
-        wanted = self.size.wanted(name, layer, space, self.projection)
-        if self.size.variance is not None and wanted > most_that_saves(layer):
-            held = f"{plural(wanted, 'direction')} {'holds' if wanted == 1 else 'hold'} that variance"
-            return None, f"left as it is: {held}, which saves no parameters."
-        if wanted > space.rank:
-            return space.rank, f"only {space.rank:,} directions of its input vary, so no more than these are kept."
-        return wanted, ""
 
-    def _searched(
-        self, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
-    ) -> tuple[int | None, str]:
-        """Search for the fewest directions with which the accuracy stays at or above `floor`."""
+def _compressed(
+    request: Compressing, net: nn.Module, name: str, inputs: Inputs, floor: float, before: float | None
+) -> CompressedLayer:
+    """Compress one layer of `net` in place and return its row."""
+    layer, moments, places = modules(net)[name], inputs[name], inputs.places[name]
+    assert isinstance(layer, (nn.Linear, nn.Conv2d))
+    space, width = subspace(moments, request.cut), width_of(layer)
+    kept, note = _directions_to_keep(request, net, name, layer, space, floor)
+    small: nn.Module = layer
+    notes, held, reached = [note], 1.0, before
+    if kept is not None:
+        small = factored(layer, space.first(kept, request.projection))
+        request.put(net, name, small)
+        held, reached = float(space.held(request.projection)[kept - 1]), request.accuracy(net)
+        notes += [*size_remarks(layer, small, places), tied_remark(net, layer)]
+    if moments.n < width:
+        few = f"its directions come from {moments.n:,} rows of {width:,} features; more would find them better."
+        notes.append(few)
+    return CompressedLayer(
+        layer=name,
+        kind="Linear" if isinstance(layer, nn.Linear) else "Conv2d",
+        width=width,
+        kept=width if kept is None else kept,
+        parameters_before=parameters(layer),
+        parameters_after=parameters(small),
+        multiply_adds_before=multiply_adds(layer, places),
+        multiply_adds_after=multiply_adds(small, places),
+        variance=held,
+        accuracy=reached,
+        notes=tuple(filter(None, notes)),
+    )
 
-        def enough(k: int) -> bool:
-            self._put(net, name, factored(layer, space.first(k, self.projection)))
-            reached = self._accuracy(net)
-            put(net, name, layer)
-            return reached is not None and reached >= floor - 1e-12
 
+def _directions_to_keep(
+    request: Compressing, net: nn.Module, name: str, layer: LinearOrConv, space: Subspace, floor: float
+) -> tuple[int | None, str]:
+    """Return how many directions are kept, or None where the layer is better left as it is, and why.
+
+    With `accuracy_drop` they are the fewest with which the accuracy stays at or above `floor`.
+    """
+
+    def enough(k: int) -> bool:
+        request.put(net, name, factored(layer, space.first(k, request.projection)))
+        reached = request.accuracy(net)
+        put(net, name, layer)
+        return reached is not None and reached >= floor - 1e-12
+
+    if request.accuracy_drop is not None:
         most = min(most_that_saves(layer), space.rank)
         kept = fewest(enough, most) if most else None
         return kept, "" if kept else f"left as it is: no k that saves parameters (up to {most:,}) keeps the accuracy."
+    wanted = request.wanted(name, layer, space)
+    if request.variance is not None and wanted > most_that_saves(layer):
+        held = f"{plural(wanted, 'direction')} {'holds' if wanted == 1 else 'hold'} that variance"
+        return None, f"left as it is: {held}, which saves no parameters."
+    if wanted > space.rank:
+        return space.rank, f"only {space.rank:,} directions of its input vary, so no more than these are kept."
+    return wanted, ""
 
-    def _put(self, net: nn.Module, name: str, small: nn.Module) -> None:
-        """Put the smaller layer into the net, and see that the net still runs."""
-        put(net, name, small)
-        try:
-            with inference_mode_of(net):
-                self.feeding.output(net, next(batches_of(self.data)))
-        except Exception as fault:
-            raise ForwardError(
-                f"the model does not run with {layer_label(name)} taken apart ({type(fault).__name__}: {fault}); "
-                "it may look at the layer instead of calling it. Leave this layer out."
-            ) from fault
 
-    def _accuracy(self, net: nn.Module) -> float | None:
-        """Return the accuracy on the test data, or on the data; None where these have no labels."""
-        if self.test is not None:
-            return labelled_accuracy(net, self.test, Feeding(None, self.feeding.forward, self.feeding.transform))
-        return labelled_accuracy(net, self.data, self.feeding) if has_labels(self.data) else None
+def _record(
+    request: Compressing, model: nn.Module, net: nn.Module, rows: list[CompressedLayer], seen: Inputs,
+    start: float | None, other: nn.Module | None, left_out: Mapping[str, str],
+) -> Compression:  # fmt: skip
+    """Return the table, with digests of weights, data and settings, and the call."""
+    there, layers, (name,) = modules(net), [row.layer for row in rows], request.models
+    earlier = getattr(net, "compression", None)
+    options = {option: getattr(request, option) for option in SETTINGS}
+    given = {"model": unwrapped(model), "layers": layers, "data": data_name(request.data), "against": other}
+    overlap = request.test is not None and overlap_remark(request.data, request.test, request.examples)
+    provenance = {
+        "weights": weights_digest(model),
+        **({} if other is None else {"weights against": weights_digest(other)}),
+        "data digest": seen.digest.hex,
+        "settings digest": settings_digest({"layers": layers, **options}),
+        "call": described_call("nk.compress", **given, **options),
+        **({"left out": _in_words(left_out)} if left_out else {}),
+        **({"overlap": overlap} if overlap else {}),
+        **random_weights(map(unwrapped, filter(None, (model, other)))),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    return Compression(
+        layers=tuple(rows),
+        against="logits" if other is None else f"another {type(unwrapped(other)).__name__}",
+        projection=request.projection,
+        order=request.order.replace("_", " "),
+        examples=seen.examples,
+        parameters_before=parameters(unwrapped(model)),
+        parameters_after=parameters(net),
+        accuracy_before=start,
+        accuracy_after=rows[-1].accuracy,
+        data=data_name(request.data),
+        model=name,
+        replaced=(
+            *(earlier.replaced if isinstance(earlier, Compression) else ()),
+            *filter(None, (replacement(layer, there[layer]) for layer in layers)),
+        ),
+        provenance=provenance,
+    )
 
-    def _refuse_without_labels(self) -> None:
-        for what, data in (("test", self.test), ("data", self.data if self.test is None else None)):
-            needed = what == "test" or self.size.accuracy_drop is not None
-            if data is not None and needed and not has_labels(data):
-                raise InvalidValue(
-                    f"the accuracy is measured on `{what}`, whose batches have no labels; give batches "
-                    "`(inputs, labels)`, the labels whole numbers."
-                )
 
-    def _layers(self) -> dict[str, LinearOrConv]:
-        known = modules(self.model)
-        names = choose(self.model, spec := [self.spec] if isinstance(self.spec, (str, type)) else list(self.spec or ()))
-        for name in names:
-            if split_call(name)[1] is not None:
-                raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
-        fitting: dict[str, LinearOrConv] = {}
-        for name in names:
-            try:
-                fitting[name] = self._fitting(name, known)
-            except NetkinError as fault:
-                if len(names) == 1 or name in spec:
-                    raise
-                self.left_out[name] = str(fault)
-        if not fitting:
-            raise InvalidValue(f"none of {len(names)} layers can be compressed; the first: {self.left_out[names[0]]}")
-        return fitting
-
-    def _fitting(self, name: str, known: Mapping[str, nn.Module]) -> LinearOrConv:
-        """Return a layer that can be compressed as requested, or raise an error with the reason."""
-        layer = refuse_unfit(name, known[name])
-        refuse_hooked(name, layer)
-        if not isinstance(self.size.k, Mapping):
-            self.size.refuse_unfit({name: layer})
-        if self.other is not None:
-            there = modules(self.other)
-            if name not in there:
-                hint = did_you_mean(name, there) or "."
-                raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
-            refuse_unfit(name, there[name])
-        return layer
-
-    def _record(
-        self,
-        net: nn.Module,
-        rows: list[CompressedLayer],
-        seen: Inputs,
-        before: float | None,
-        from_the_top: bool,
-        earlier: Compression | None,
-    ) -> Compression:
-        there = modules(net)
-        factors = [replacement(row.layer, there[row.layer]) for row in rows]
-        return Compression(
-            layers=tuple(rows),
-            against="logits" if self.other is None else f"another {type(unwrapped(self.other)).__name__}",
-            projection=self.projection,
-            order="from the top" if from_the_top else "at once",
-            examples=seen.examples,
-            parameters_before=parameters(unwrapped(self.model)),
-            parameters_after=parameters(net),
-            accuracy_before=before,
-            accuracy_after=rows[-1].accuracy,
-            data=data_name(self.data),
-            model=self.name,
-            replaced=(*(earlier.replaced if earlier else ()), *filter(None, factors)),
-            provenance=self._provenance([row.layer for row in rows], seen, from_the_top),
-        )
-
-    def _provenance(self, layers: list[str], seen: Inputs, from_the_top: bool) -> dict[str, str]:
-        """Return what identifies the compression: digests of weights, data and settings, and the call."""
-        size = {"k": self.size.k, "variance": self.size.variance, "accuracy_drop": self.size.accuracy_drop}
-        options = {**size, "projection": self.projection, "cut": self.cut, **vars(self.feeding)}
-        options |= {"order": "from_the_top" if from_the_top else "at_once"}
-        given = {"model": unwrapped(self.model), "layers": layers, "data": data_name(self.data), "against": self.other}
-        overlap = self.test is not None and overlap_remark(self.data, self.test, self.feeding.examples)
-        return {
-            "weights": weights_digest(self.model),
-            **({} if self.other is None else {"weights against": weights_digest(self.other)}),
-            "data digest": seen.digest.hex,
-            "settings digest": settings_digest({"layers": layers, **options}),
-            "call": described_call("nk.compress", **given, **options),
-            **({"left out": _in_words(self.left_out)} if self.left_out else {}),
-            **({"overlap": overlap} if overlap else {}),
-            **random_weights(map(unwrapped, filter(None, (self.model, self.other)))),
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        }
+SETTINGS = (
+    "k", "variance", "accuracy_drop", "projection", "cut", "examples", "forward", "transform", "order",
+)  # fmt: skip
 
 
 def _in_words(left_out: Mapping[str, str]) -> str:
@@ -363,28 +414,72 @@ def _in_words(left_out: Mapping[str, str]) -> str:
     return f"{', '.join(names)}. Why {names[0]!r}: {left_out[names[0]]}"
 
 
-def _row(
-    name: str,
-    layer: LinearOrConv,
-    small: nn.Module,
-    kept: int,
-    held: float,
-    inputs: Inputs,
-    reached: float | None,
-    notes: list[str],
-) -> CompressedLayer:
-    moments, width = inputs[name], width_of(layer)
-    few = f"its directions come from {moments.n:,} rows of {width:,} features; more would find them better."
-    return CompressedLayer(
-        layer=name,
-        kind="Linear" if isinstance(layer, nn.Linear) else "Conv2d",
-        width=width,
-        kept=kept,
-        parameters_before=parameters(layer),
-        parameters_after=parameters(small),
-        multiply_adds_before=multiply_adds(layer, inputs.places[name]),
-        multiply_adds_after=multiply_adds(small, inputs.places[name]),
-        variance=held,
-        accuracy=reached,
-        notes=tuple(note for note in (*notes, few if moments.n < width else "") if note),
-    )
+# --- what is saved ----------------------------------------------------------------------------------------------------
+
+
+def parameters(module: nn.Module) -> int:
+    """Return how many numbers a module has learnt, each counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def most_that_saves(layer: LinearOrConv) -> int:
+    """Return the largest k for which the two layers have fewer parameters than the one, 0 if there is none.
+
+    Counted with all that the two may need: a bias, and where zeros are padded a channel for the mean.
+    """
+    out, taps = layer.weight.shape[0], layer.weight[0, 0].numel()
+    constant = isinstance(layer, nn.Conv2d) and pads_with_zeros(layer)
+    each = width_of(layer) + out * taps + constant
+    return max(0, (parameters(layer) - out - constant * each - 1) // each)
+
+
+def multiply_adds(layer: nn.Module, places: tuple[int, int]) -> int:
+    """Return the multiplications of a layer, or of the two that replace it, on one example of that many positions."""
+    into, out = places
+    if isinstance(layer, nn.Sequential):
+        first, second = layer[0], layer[1]
+        early = out if isinstance(second, nn.Conv2d) and is_pointwise(second) else into
+        return early * _weights(first) + out * _weights(second)
+    return out * _weights(layer)
+
+
+def _weights(layer: nn.Module) -> int:
+    assert isinstance(layer.weight, torch.Tensor)
+    return layer.weight.numel()
+
+
+def tied_remark(net: nn.Module, layer: LinearOrConv) -> str:
+    """Say so where the net still needs the weights that were taken apart."""
+    if not any(parameter is layer.weight for parameter in net.parameters()):
+        return ""
+    return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
+
+
+def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
+    """Say what the numbers alone would not."""
+    remarks = []
+    if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
+        remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
+    if parameters(small) >= parameters(layer):
+        remarks.append(f"saves no parameters: that takes k of at most {most_that_saves(layer):,}.")
+    elif multiply_adds(small, places) >= multiply_adds(layer, places):
+        remarks.append("saves no multiply-adds: its 1 × 1 convolution has more positions than the layer's output.")
+    return remarks
+
+
+def fewest(enough: Callable[[int], bool], most: int) -> int | None:
+    """Return a number from 1 to `most` that is enough while half a search below it found none; None if none is.
+
+    The search halves its range each time, as if more were always better.
+
+    Example:
+        >>> fewest(lambda k: k >= 5, 100)
+        5
+    """
+    if not enough(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

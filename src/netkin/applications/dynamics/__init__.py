@@ -246,7 +246,7 @@ class RunStudy:
         """Return the plan of comparing the first checkpoint with the final one."""
         first, last = self.run.steps[0], self.run.steps[-1]
         spec = replace(self.spec, examples=examples, names=(f"{self.run.unit} {first}", f"{self.run.unit} {last}"))
-        call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device), Local())
+        call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device))
         return call.explained(self.measures)
 
     def call(self, data: Any, examples: int | None) -> str:
@@ -356,7 +356,7 @@ class RunStudy:
         a: Any = self._final if step == last else self.run.at(step)
         b: Any = None if step == last else self._final
         spec = replace(self.spec, names=(f"{self.run.unit} {step}", f"{self.run.unit} {last}"))
-        (found,) = call_of(a, b, self.data, spec, Run(device=self.device), Local()).compare(self.measures)
+        (found,) = call_of(a, b, self.data, spec, Run(device=self.device)).compare(self.measures)
         source = next(checkpoint.source for checkpoint in self.run.checkpoints if checkpoint.step == step)
         read = str(source) if isinstance(source, Path) else type(source).__name__
         own = {"checkpoint a": read, "weights a": self.weights[step]}

@@ -222,7 +222,7 @@ def _statistics(a: Moment, b: Moment, pairs: Any) -> Comparer:
     study = Study(layers, [], examples=a.examples)
     made = Comparer.of(CompareSpec(pairs=pairs), [], Pairs([(a.name, b.name)], pairs), study)
     made.alignment, made.examples, made.collectors = Alignment(layers.values(), []), a.examples, [[StateRows(a, b)]]
-    made.origins = {a.name: {}, b.name: {}}
+    made.note(origins={a.name: {}, b.name: {}})
     return made
 
 

@@ -1,6 +1,6 @@
 """Federated algorithms: what a client does in a round, what it sends and reveals, and which updates the server uses.
 
-Each is written once, as a function of the weights that were received, what each client keeps, and a `ClientWork` that
+Each is written once, as a function of the weights that were received, what each client keeps, and a `RoundWork` that
 knows the clients' data and trains. The simulator lets it train many clients at once, Flower one.
 """
 
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.federated.local_training import LocalTraining
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_listed
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
+from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 
 Known = TypeVar("Known")
@@ -31,30 +33,11 @@ SOURCES = {
 }
 
 
-class ClientWork(Protocol):
-    """What trains the clients of a round."""
-
-    plan: FederatedPlan
-    pull: float
-    head_epochs: int | None
-
-    def train(
-        self,
-        starts: Sequence[StateDict],
-        only: Sequence[str] | None = None,
-        *,
-        toward: StateDict | None = None,
-        epochs: int | None = None,
-    ) -> list[StateDict]:
-        """Return the weights of all clients, trained from `starts`, of which only some are changed."""
-        ...
-
-
-ClientStep = Callable[[StateDict, Sequence[StateDict], ClientWork], tuple[list[StateDict], list[StateDict]]]
+ClientStep = Callable[[StateDict, Sequence[StateDict], "RoundWork"], tuple[list[StateDict], list[StateDict]]]
 
 
 def _train_all(
-    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+    received: StateDict, kept: Sequence[StateDict], work: RoundWork
 ) -> tuple[list[StateDict], list[StateDict]]:
     """Train everything at once, from what was received and what was kept."""
     found = work.train([received | own for own in kept])
@@ -62,7 +45,7 @@ def _train_all(
 
 
 def _train_near(
-    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+    received: StateDict, kept: Sequence[StateDict], work: RoundWork
 ) -> tuple[list[StateDict], list[StateDict]]:
     """Add ``pull / 2 ‖w − received‖²`` to each client's loss."""
     found = work.train([received | own for own in kept], toward=received)
@@ -70,7 +53,7 @@ def _train_near(
 
 
 def _train_in_turn(
-    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+    received: StateDict, kept: Sequence[StateDict], work: RoundWork
 ) -> tuple[list[StateDict], list[StateDict]]:
     """Train what is personal first, and then what travels."""
     found = work.train([received | own for own in kept], work.plan.kept, epochs=work.head_epochs)
@@ -79,7 +62,7 @@ def _train_in_turn(
 
 
 def _train_twice(
-    received: StateDict, kept: Sequence[StateDict], work: ClientWork
+    received: StateDict, kept: Sequence[StateDict], work: RoundWork
 ) -> tuple[list[StateDict], list[StateDict]]:
     """Train the common network, and beside it a personal one that is pulled toward the common one as received."""
     sent = work.train([received] * len(kept))
@@ -245,6 +228,45 @@ def _known(name: str, table: Mapping[str, Known], what: str, argument: str) -> K
     return table[name]
 
 
+@dataclass(eq=False)
+class RoundWork:
+    """The training of one round's clients; `failed` holds the reasons where there is no result."""
+
+    training: LocalTraining
+    plan: FederatedPlan
+    base: StateDict
+    clients: Sequence[tuple[str, LabelledData]]
+    number: int
+    seed: int
+    pull: float
+    head_epochs: int | None
+    failed: dict[int, str] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    phase: int = 0
+
+    def train(
+        self, starts: Sequence[StateDict], only: Sequence[str] | None = None, *, toward: StateDict | None = None,
+        epochs: int | None = None,
+    ) -> list[StateDict]:  # fmt: skip
+        """Return the weights of all clients, trained from `starts`; those of a client that failed are left alone."""
+        self.phase += 1
+        names = [name for name in (self.plan.trained if only is None else only) if name in self.plan.trained]
+        places = [place for place in range(len(self.clients)) if place not in self.failed]
+        outcomes = self.training.train(
+            [self.base | starts[place] for place in places],
+            [self.clients[place][1] for place in places],
+            [mixed(self.seed, self.number, self.clients[place][0], self.phase) for place in places],
+            names, epochs=epochs, toward=toward, pull=self.pull,
+        )  # fmt: skip
+        after = list(starts)
+        for place, outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, str):
+                self.failed[place] = f"its training failed: {outcome}"
+            else:
+                after[place], self.losses[place] = outcome
+        return after
+
+
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
     """What a client sends after its training in a round."""
@@ -266,11 +288,6 @@ def read_updates(came: Any) -> list[ClientUpdate]:
             f"`wire` must return a list of the updates that arrive, `[update]` or `[]`; got {came!r}.", argument="wire"
         )
     return found
-
-
-def plain_wire(update: ClientUpdate) -> Iterable[ClientUpdate]:
-    """Let every update arrive as it is."""
-    return [update]
 
 
 def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.experiment import DECLARED, Experiment
 from netkin.applications.federated.algorithms import head_of, mixed
 from netkin.applications.federated.local_training import (
     LocalTraining,
@@ -19,10 +20,11 @@ from netkin.applications.federated.local_training import (
 )
 from netkin.comparing.many_models import compare_many
 from netkin.comparing.networks import ATOM_MEASURES, atom_similarity
+from netkin.comparing.spec import take_declared, takes_options
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, require_at_least, require_listed
 from netkin.identity import with_call
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, reported, showing
+from netkin.progress import ProgressOption, reported
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
 from netkin.results.federation import Federation
@@ -149,6 +151,7 @@ class Ensembles(FrozenRecord):
         return f"ensembles with {how}: mean accuracy {together:.4f}, alone {alone:.4f}\nleaks: {self.leaks}"
 
 
+@takes_options("test examples transform forward save overwrite partial", DECLARED)
 def similar_users_ensemble(
     federation: Federation,
     like: nn.Module,
@@ -161,8 +164,6 @@ def similar_users_ensemble(
     head: str | None = None,
     recipe: Recipe | None = None,
     how: str = "auto",
-    seed: int = 0,
-    progress: ProgressOption = None,
     **settings: Any,
 ) -> Ensembles:
     """Return how well each client does with an ensemble of its network and those of the most similar clients.
@@ -181,22 +182,21 @@ def similar_users_ensemble(
         head: the layer that is tuned, the last of the network; by default the last `nn.Linear`.
         recipe: how heads are tuned; 100 epochs at a rate of 0.01 if not given.
         how: as in `nk.train_many`.
-        seed: of the random choice, and of the order of examples.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """
     require_method(how)
     like = unwrapped(like)
+    experiment = Experiment(models={"like": like}, **take_declared(settings, DECLARED))
     train, tests = checked_clients(clients, test)
     _refuse_others(federation, train, tests, members, choose)
     alike = similarity or federation.similarity
     if alike is None and members and choose != "random":
         alike = user_similarity(federation)
-    chosen = _chosen(federation.clients, alike, members, choose, seed)
+    chosen = _chosen(federation.clients, alike, members, choose, experiment.seed)
     layer = head_of(like, head)
     tuned = recipe_of(recipe or USUAL, settings)
-    with showing(progress):
-        found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, seed)
+    with experiment.lending():
+        found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, experiment.seed)
     alone, together = ({name: pair[k] for name, pair in found.items()} for k in (0, 1))
     numbers = members * sum(one[0].size for one in federation.personal.values())
     leaks = "Each client's personal weights go to every client whose ensemble it joins, which can run its network."

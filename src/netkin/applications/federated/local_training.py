@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.algorithms import FederatedPlan, mixed
-from netkin.errors import ForwardError, InvalidValue, NameClash, ShapeError, UnknownName, require_at_least
+from netkin.errors import ForwardError, InvalidValue, NameClash, ShapeError, UnknownName
 from netkin.progress import showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating
@@ -191,70 +190,12 @@ class _WithPull:
         return self.loss(scores, labels) + pull
 
 
-class RoundWork:
-    """The training of one round's clients for the algorithms; `failed` holds the reasons where there is no result."""
-
-    def __init__(
-        self, training: LocalTraining, plan: FederatedPlan, base: StateDict,
-        clients: Sequence[tuple[str, LabelledData]], *, seed: int, number: int, pull: float, head_epochs: int | None,
-    ):  # fmt: skip
-        self.training, self.plan, self.base, self.clients = training, plan, base, list(clients)
-        self.seed, self.number, self.pull, self.head_epochs = seed, number, pull, head_epochs
-        self.failed: dict[int, str] = {}
-        self.losses: dict[int, float] = {}
-        self._phase = 0
-
-    def train(
-        self, starts: Sequence[StateDict], only: Sequence[str] | None = None, *, toward: StateDict | None = None,
-        epochs: int | None = None,
-    ) -> list[StateDict]:  # fmt: skip
-        """Return the weights of all clients, trained from `starts`; those of a client that failed are left alone."""
-        self._phase += 1
-        names = [name for name in (self.plan.trained if only is None else only) if name in self.plan.trained]
-        places = [place for place in range(len(self.clients)) if place not in self.failed]
-        found = self.training.train(
-            [self.base | starts[place] for place in places],
-            [self.clients[place][1] for place in places],
-            [mixed(self.seed, self.number, self.clients[place][0], self._phase) for place in places],
-            names, epochs=epochs, toward=toward, pull=self.pull,
-        )  # fmt: skip
-        after = list(starts)
-        for place, one in zip(places, found, strict=True):
-            if isinstance(one, str):
-                self.failed[place] = f"its training failed: {one}"
-            else:
-                after[place], self.losses[place] = one
-        return after
-
-
 def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     """Return how a client trains in a round: the usual way, or a recipe, with some settings changed."""
     start = USUAL if recipe is None else recipe
     if settings.get("steps") is not None and "epochs" not in settings and recipe is None:
         settings = settings | {"epochs": None}
     return recipe_of(start, settings)
-
-
-def refuse_settings(rounds: Any, share: Any, pull: Any, finetune: Any, head_epochs: Any, pretrain_epochs: Any) -> None:
-    """Refuse numbers of rounds and epochs, a share and a pull that make no sense."""
-    require_at_least(1, rounds=rounds, pretrain_epochs=pretrain_epochs)
-    require_at_least(1, **({} if head_epochs is None else {"head_epochs": head_epochs}))
-    require_at_least(0, finetune=finetune)
-    if not 0 < share <= 1:
-        raise InvalidValue(
-            f"`share` is a share of the clients, above 0 and at most 1; got {share!r}.", argument="share"
-        )
-    if not 0 <= pull < float("inf"):
-        raise InvalidValue(f"`pull` must be a number of 0 or more; got {pull!r}.", argument="pull")
-
-
-def refuse_no_tests(every: Any, tests: Mapping[str, LabelledData]) -> None:
-    """Refuse to test every so many rounds where that is no number of rounds, or where there are no tests."""
-    if every is None:
-        return
-    require_at_least(1, test_every=every)
-    if not tests:
-        raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
 
 
 def state_of(model: nn.Module) -> StateDict:

@@ -285,7 +285,7 @@ def lottery_tickets(
         seed: Of each training.
         loss: A function of ``(outputs, labels)``.
         hooks: More hooks of each training.
-        save: A folder in which each round's training is kept, so that the same call resumes where it stopped.
+        save: A folder for the weights of each round, in which the same call resumes where it stopped.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 
@@ -309,7 +309,7 @@ def lottery_tickets(
                 share = 1 - (1 - sparsity) ** (number / steps) if number < steps else sparsity  # the last is exact
                 masks = magnitude_masks(inner, names, share)
                 put_back(inner, first, masks)
-            place = None if save is None else Path(save) / f"round {number}.netkin"
+            place = None if save is None else Path(save) / f"round {number}.pt"
             own = [*hooks, kept_state.of_round(number)]
             history = train(model, data, chosen, test=test, seed=seed, loss=loss, hooks=own, save=place, progress=False)
             if rewind and not kept_state.state:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.ends import End
+from netkin.applications.stitching.joining import End
 from netkin.arrays import label_tensor, require_finite, summing_dtype
 from netkin.errors import (
     ForwardError,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.direct import LinearMap
 from netkin.applications.stitching.evaluating import Answers
+from netkin.applications.stitching.maps import LinearMap
 from netkin.applications.stitching.network import Stitch, Stitched, stitched_network
 from netkin.arrays import as_tensor
 from netkin.errors import InvalidValue, ShapeError
@@ -62,7 +62,7 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     So 0 gives the first and 1 the second, as in `torch.lerp`; the paper's λM₁ + (1 - λ)M₂ runs the other way.
 
     Example:
-        >>> from netkin.applications.stitching.stitch import stitch
+        >>> from netkin.applications.stitching import stitch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> one, other = (stitch(model, "1", model, "1", torch.randn(50, 4), how) for how in ("identity", "random"))
         >>> bool(torch.allclose(interpolate(one, other, 0.0).map.weight, one.map.weight))

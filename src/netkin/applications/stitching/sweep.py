@@ -1,65 +1,179 @@
-"""One sweep: layers of one model stitched into layers of another, by several methods, beside their similarity.
+"""Sweeps: layers of one model stitched into layers of another, by several methods, beside their similarity.
 
 The fitting data are read once for all pairs and direct methods. The test data are read once for the similarities, and
 as often as memory requires, usually once, for the evaluation. Training on the task loss starts from the map of the
-fitting pass. The scores are tables in the same form as those of similarities.
+fitting pass. The scores are tables in the same form as those of similarities. What a sweep would take is its plan.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import permutations, product
 from math import isfinite, nan
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
-from netkin import files, jobs
-from netkin.applications.stitching.ends import Pair
+from netkin import files
 from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
-from netkin.applications.stitching.fitting import (
+from netkin.applications.stitching.fitting import Fit, fit_by_pass, fit_saved
+from netkin.applications.stitching.joining import Joints, Pair
+from netkin.applications.stitching.network import Stitch
+from netkin.applications.stitching.request import (
     FITTED,
     JUDGED,
-    Asked,
-    Fit,
-    by_name,
-    fit_by_pass,
-    fit_saved,
-    lend_both,
-    train_stitch,
+    SWEEP,
+    How,
+    StitchRequest,
+    SweepOptions,
+    Way,
+    two_models,
 )
-from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.structure import contrasts
-from netkin.applications.stitching.task_loss import Way
+from netkin.applications.stitching.training import train_stitch
 from netkin.comparing.compare import compare
 from netkin.comparing.comparer import measures_of
 from netkin.comparing.feed import data_name
+from netkin.comparing.sides import named_models
+from netkin.comparing.spec import takes_options
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
-from netkin.identity import COMPARE, settings_digest, state_noted, weights_digest
+from netkin.identity import settings_digest
 from netkin.jobs import Job, Part
-from netkin.memory import portions_in_memory
-from netkin.progress import Interruption, reported
-from netkin.representations.inputs import device_of, watched
+from netkin.memory import format_bytes, portions_in_memory
+from netkin.progress import Interruption, reported, showing
+from netkin.representations import batches_of
+from netkin.representations.inputs import batch_length, device_of, examples_in, watched
+from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
 from netkin.results.records import as_record, packed, unpacked
 from netkin.settings import random_states_kept
+from netkin.sources.names import by_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Work = tuple[Pair, Way]
 Layers = tuple[Sequence[str], Sequence[str]]  # rows and columns of tables
 Outcomes = Mapping[tuple[Pair, str], Evaluation | str]  # by layers and method: the scores, or why there are none
-Store = Callable[[Job, Pair, Comparison], None]
 FLATTERED = (
     "the stitches are evaluated on the data on which they were fitted, which flatters them; give other data as `test`."
 )
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
+
+
+@by_name(models="a b", data="data test")
+@takes_options(declared=SWEEP)
+def stitch_all(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any = None,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    **options: Unpack[SweepOptions],
+) -> Comparison:
+    """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
+
+    Tables such as ``relative_accuracy(how=least_squares)`` and those of `measures` are in one comparison, and its
+    warnings name the layers where the two disagree. Pairs that can't be joined are missing with their reason. A saved
+    sweep continues with the same call, also with more methods or layers.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples from which the maps are found.
+        test: the examples on which they are evaluated; by default `data`.
+        hows: one method or several, as in `nk.stitch`; options of a training as ``"task_loss(epochs=3)"``.
+        names: what the result calls the two models.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
+        >>> batches = [(inputs, model(inputs).argmax(1))]
+        >>> found = stitch_all(model, model, batches, batches, ["least_squares", "random"])
+        >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
+        1.0
+    """
+    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, hows, options)
+    call = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b))
+    (found,) = _sweeps(request, [(names[0], names[1])], call, several=False)
+    return found
+
+
+@by_name(models="models", data="data test")
+@takes_options(declared=SWEEP)
+def stitch_many(
+    models: Mapping[str, nn.Module] | Sequence[nn.Module],
+    data: Any = None,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    **options: Unpack[SweepOptions],
+) -> Comparisons:
+    """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
+
+    Args:
+        models: a mapping from names to models, or a list, whose names are then 0, 1, 2, ...
+        data: the examples from which the maps are found.
+        test: the examples on which they are evaluated; by default `data`.
+        hows: one method or several, as in `nk.stitch`.
+    """
+    given = named_models(models)
+    if len(given) < 2:
+        raise InvalidValue(f"`stitch_many` needs at least two models; got {len(given)}.", argument="models")
+    request = StitchRequest.of_sweep(given, data, test, hows, options)
+    call = request.call("nk.stitch_many", models=list(given))
+    return Comparisons(_sweeps(request, list(permutations(given, 2)), call, several=True))
+
+
+def _sweeps(request: StitchRequest, pairs: Sequence[Pair], call: str, *, several: bool) -> list[Comparison]:
+    """Return the sweeps of pairs of models, one after the other, as one job; the file of `several` holds them all."""
+    interruption, done = Interruption(request.partial), list[Comparison]()
+    loaders = [request.data, request.test, request.validation]
+    with showing(request.progress), random_states_kept(*request.given_models.values(), data=loaders):
+        sweeps = [Sweep(request, names, call) for names in pairs]
+        found = _held(request, sweeps, several)
+        with (
+            request.job("sweep", lambda: request.identity, call) as job,
+            interruption.ending("stitching", lambda: bool(done)),
+        ):
+
+            def store(one: Comparison) -> None:
+                found[one.a, one.b] = one
+                job.save(lambda: Comparisons(found) if several else one)
+
+            job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
+            for sweep in reported(sweeps, "stitching", "pairs of models") if several else sweeps:
+                done.append(sweep.run(job, store, interruption))
+                if interruption.ended:
+                    break
+    return done
+
+
+def _held(request: StitchRequest, sweeps: Sequence[Sweep], several: bool) -> dict[Pair, Comparison]:
+    """Return what the file of a sweep holds; numbers in it that are not requested would be lost, and are refused."""
+    if request.save is None or request.overwrite or not files.is_filled(request.save):
+        return {}
+    held = Comparisons.load(request.save) if several else Comparisons([Comparison.load(request.save)])
+    asked = {sweep.names: sweep for sweep in sweeps}
+    for (a, b), one in held.items():
+        lost = asked[a, b].lost_score(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
+        if lost:
+            raise FileError(
+                f"{str(request.save)!r} holds {lost}, which is not asked for and would be lost; ask for it too, or "
+                "give another file or delete it.",
+                argument="save",
+            )
+    return dict(held)
 
 
 @dataclass(frozen=True)
@@ -92,47 +206,60 @@ class _Outcome:
         return as_record(cls, {**part.values, "evaluation": found or None})
 
 
-class Sweep:
-    """One model stitched into another; the job holds what is finished, and `store` receives the results so far."""
+def joined(request: StitchRequest, names: Pair) -> tuple[Joints, Fit | None]:
+    """Return which layers of two models are stitched, and the fit from saved statistics where these are given."""
+    with request.lending(*(request.given_models[name] for name in names), data=(request.validation,)):
+        found = request.joints(names)
+    if not request.saved:
+        return found, None
+    fit = fit_saved(request.saved, found, [request.weights[name] for name in names])
+    return fit.joints, fit
 
-    def __init__(
-        self, a: nn.Module, b: nn.Module, names: Pair, asked: Asked, job: Job, store: Store, weights: Mapping[str, str]
-    ):
-        self.a, self.b, self.names, self.asked, self.job, self.store = a, b, names, asked, job, store
-        self.origin = {"call": job.state.call, **weights}
-        with lend_both(a, b, asked.device):
-            found = asked.joints(a, b, names)
-        self.saved = fit_saved(asked.saved, found, list(weights.values())) if asked.saved else None
+
+class Sweep:
+    """One model stitched into another."""
+
+    def __init__(self, request: StitchRequest, names: Pair, call: str):
+        self.request, self.names, self.call = request, names, call
+        self.a, self.b = (request.given_models[name] for name in names)
+        self.origin = {
+            "call": call,
+            **{f"weights {side}": request.weights[one] for side, one in zip("ab", names, strict=True)},
+        }
+        self.joints, self.saved = joined(request, names)
         self.statistics = None if self.saved is None else self.saved.statistics
-        self.joints = found if self.saved is None else self.saved.joints
-        self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in asked.ways]
+        self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in request.ways]
         self.outcomes: dict[Work, _Outcome | None] = dict.fromkeys(self.work)  # None: not yet
         self.made: list[Stitch] = []
 
-    def run(self, interruption: Interruption) -> Comparison:
-        """Return the comparison; an interruption that was requested leaves the rest without values."""
+    def run(self, job: Job, store: Callable[[Comparison], None], interruption: Interruption) -> Comparison:
+        """Return the comparison; an interruption that was requested leaves the rest without values.
+
+        What is finished is kept in the job, and `store` receives the results so far.
+        """
+        self.job, self.store = job, store
         for key in self.work:
-            self.outcomes[key] = self.job.recall(self.part(key), _Outcome.unpacked)
-        with lend_both(self.a, self.b, self.asked.device):
+            self.outcomes[key] = job.recall(self.part(key), _Outcome.unpacked)
+        with self.request.lending(self.a, self.b):
             self.similarity = self._similarity()
             with interruption.ending("stitching"):
                 self._stitch()
-        self.store(self.job, self.names, found := self._so_far())
+        store(found := self._so_far())
         for one in self.made:
             one.transformation.to(device_of(self.b))
-            if self.asked.each is not None:
-                self.asked.each(one)
+            if self.request.each is not None:
+                self.request.each(one)
         return found
 
     @property
     def tables(self) -> dict[str, Values]:
         """The scores of all stitches so far, as tables."""
-        hows, refused = [way.id for way in self.asked.ways], self.joints.refused
+        hows, refused = [way.id for way in self.request.ways], self.joints.refused
         found: dict[tuple[Pair, str], Evaluation | str] = {
             (pair, how): str(refused[pair]) for pair in refused for how in hows
         }
         known = {(pair, way.id): one.evaluation or one.reason for (pair, way), one in self.outcomes.items() if one}
-        return score_tables(self.joints.layers, self.joints.wanted, hows, self.asked.scores, found | known)
+        return score_tables(self.joints.layers, self.joints.wanted, hows, self.request.scores, found | known)
 
     def lost_score(self, earlier: Comparison) -> str:
         """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
@@ -148,16 +275,16 @@ class Sweep:
         """Return the name of the part of the job that holds a stitch."""
         (x, y), way = key
         # what is trained depends on its batches, too; without a file nothing is continued, and they need not be counted
-        batches = f", {self.asked.digests['batches']}" if way.training and self.job.folder else ""
+        batches = f", {self.request.digests['batches']}" if way.training and self.request.save else ""
         return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
 
     def _stitch(self) -> None:
         # a caller that receives each stitch gets all of them
-        work = [key for key in self.work if self.asked.each is not None or self.outcomes[key] is None]
+        work = [key for key in self.work if self.request.each is not None or self.outcomes[key] is None]
         if not work:
             return
-        self.store(self.job, self.names, self._so_far())
-        fit = self.saved or fit_by_pass(watched(self.asked.data, self.asked.examples, "fitting"), self.joints)
+        self.store(self._so_far())
+        fit = self.saved or fit_by_pass(watched(self.request.data, self.request.examples, "fitting"), self.joints)
         made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
         self._evaluate([one for one in made if one[0][1].training is None])
         longer = [one for one in made if one[0][1].training is not None]
@@ -168,7 +295,7 @@ class Sweep:
     def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         try:
-            one = fit.stitch(pair, way, self.asked.seed, self.origin)
+            one = fit.stitch(pair, way, self.request.seed, self.origin)
         except (NoValue, InvalidValue) as reason:  # a layer that does not vary; a rank above the width
             self._keep((pair, way), _Outcome(reason=str(reason)))
             return None
@@ -182,48 +309,48 @@ class Sweep:
             self.job.check()
             begun = perf_counter()
             try:
-                found = evaluate_each([one.network for _, one, _ in some], *self.asked.judging, name=self.names[0])
+                found = evaluate_each([one.network for _, one, _ in some], *self.request.judging, name=self.names[0])
             except (ForwardError, InvalidValue) as fault:  # of the models themselves, or of the data
                 found = [fault] * len(some)
             each = (perf_counter() - begun) / len(some)
             for (key, one, known), evaluation in zip(some, found, strict=True):
                 self._keep(key, known.judged(evaluation), one, each)
-            self.store(self.job, self.names, self._so_far())
+            self.store(self._so_far())
 
     def _keep(self, key: Work, outcome: _Outcome, one: Stitch | None = None, seconds: float | None = None) -> None:
         self.outcomes[key] = outcome
         self.job.keep(self.part(key), outcome.packed(), seconds=seconds)
-        if one is not None and outcome.evaluation is not None and self.asked.each is not None:
+        if one is not None and outcome.evaluation is not None and self.request.each is not None:
             self.made.append(replace(one, evaluation=outcome.evaluation))
 
     def _train(self, key: Work, one: Stitch, known: _Outcome) -> None:
-        asked, settings, standing = self.asked, key[1].training, f"{self.part(key)}: standing"
+        request, settings, standing = self.request, key[1].training, f"{self.part(key)}: standing"
         assert settings is not None
         begun, place = perf_counter(), None if self.job.folder is None else (self.job, standing)
         found: Evaluation | NetkinError
         try:
-            one = train_stitch(one, asked.data, settings, asked.validation, asked.examples, place)
-            (found,) = evaluate_each([one.network], *asked.judging, name=self.names[0])
+            one = train_stitch(one, request.data, settings, request.validation, request.examples, place)
+            (found,) = evaluate_each([one.network], *request.judging, name=self.names[0])
         except (ForwardError, ShapeError, InvalidValue) as reason:  # it came to NaN, or no gradient comes back
             found = reason
         self._keep(key, known.judged(found), one, perf_counter() - begun)
         self.job.drop(standing)
-        self.store(self.job, self.names, self._so_far())
+        self.store(self._so_far())
 
     @cached_property
-    def _asked_of_similarity(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """The arguments of `compare` other than models, data and names."""
-        asked, (ours, theirs) = self.asked, self.joints.layers
-        shape, resize = self.joints.shape if asked.shape is None else (asked.shape, None)
+        request, (ours, theirs) = self.request, self.joints.layers
+        shape, resize = self.joints.shape if request.shape is None else (request.shape, None)
         layers: Any = {"a": ours, "b": theirs} if self.a is not self.b else list(dict.fromkeys((*ours, *theirs)))
         pairs = list(self.joints.wanted)
-        return {"layers": layers, "pairs": pairs, "shape": shape, "resize": resize, "seed": asked.seed}
+        return {"layers": layers, "pairs": pairs, "shape": shape, "resize": resize, "seed": request.seed}
 
     @cached_property
     def similarity_part(self) -> str:
         """The name of the part of the job that holds the similarities."""
-        measures = [(measure.id, measure.function) for measure in measures_of(self.asked.measures)]
-        settings = settings_digest({"measures": measures, **self._asked_of_similarity})
+        measures = [(measure.id, measure.function) for measure in measures_of(self.request.measures)]
+        settings = settings_digest({"measures": measures, **self._options})
         return f"{self.names[0]} into {self.names[1]}: similarity {settings}"
 
     def _similarity(self) -> Comparison:
@@ -231,9 +358,9 @@ class Sweep:
         known = self.job.recall(self.similarity_part, lambda part: unpacked(Comparison, part.values, part.arrays))
         if known is not None:
             return known
-        data, examples = self.asked.judging
-        options = self._asked_of_similarity | {"examples": examples, "names": self.names}
-        found = compare(self.a, self.b, data, self.asked.measures, **options)
+        data, examples = self.request.judging
+        options = self._options | {"examples": examples, "names": self.names}
+        found = compare(self.a, self.b, data, self.request.measures, **options)
         self.job.keep(self.similarity_part, *packed(found))
         return found
 
@@ -254,8 +381,8 @@ class Sweep:
             same = similar.provenance.get("data digest") == self.statistics.digest.hex
         else:
             judged = ((one.evaluation.digest, one.fitting_digest) for one in outcomes if one.evaluation)
-            same = self.asked.test is None or any(digest == fitted for digest, fitted in judged)
-        overlap = FLATTERED if same else self.asked.overlap
+            same = self.request.test is None or any(digest == fitted for digest, fitted in judged)
+        overlap = FLATTERED if same else self.request.overlap
         said += [Caveat("fitted-on-test", overlap)] if overlap else []
         said += [Caveat("interrupted", UNFINISHED)] * (not done)
         return Comparison(
@@ -268,9 +395,9 @@ class Sweep:
             shapes_b={layer: shape for layer, shape in similar.shapes_b.items() if layer in layers[1]},
             widths_a=self.joints.widths[0],
             widths_b=self.joints.widths[1],
-            data=data_name(self.asked.judging[0]),
+            data=data_name(self.request.judging[0]),
             examples=similar.examples,
-            seed=self.asked.seed,
+            seed=self.request.seed,
             version=similar.version,
             caveats=tuple(said),
             provenance=self._provenance(outcomes),
@@ -278,18 +405,18 @@ class Sweep:
         )
 
     def _provenance(self, outcomes: Sequence[_Outcome]) -> dict[str, str]:
-        asked, fits = self.asked, [one.fitted for one in outcomes if one.fitted]
-        data = data_name(asked.data) if self.statistics is None else f"statistics of {self.statistics.data}"
+        request, fits = self.request, [one.fitted for one in outcomes if one.fitted]
+        data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.record.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0]:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
         words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
-        which = asked.pairs if isinstance(asked.pairs, str) else f"{len(self.joints.wanted):,} listed"
-        resize = asked.resize or "average where maps shrink, bilinear where they grow"
-        own = {"call": self.job.state.call, "pairs": which, "resize of stitches": resize}
-        losses = {f"loss of {way.id}": way.identity for way in asked.ways if way.identity != way.id}
-        known = {f"asked {key}": value for key, value in asked.settings.items()}
-        if self.job.folder is not None:  # the digests as the data were read for the job, or else by the passes
-            known |= {key: text for key, text in asked.digests.items() if key != "batches"}
+        which = request.pairs if isinstance(request.pairs, str) else f"{len(self.joints.wanted):,} listed"
+        resize = request.resize or "average where maps shrink, bilinear where they grow"
+        own = {"call": self.call, "pairs": which, "resize of stitches": resize}
+        losses = {f"loss of {way.id}": way.identity for way in request.ways if way.identity != way.id}
+        known = {f"asked {key}": value for key, value in request.settings.items()}
+        if request.save is not None:  # the digests as the data were read for the job, or else by the passes
+            known |= {key: text for key, text in request.digests.items() if key != "batches"}
         else:
             fitted = next((one.fitting_digest for one in outcomes if one.fitting_digest), "")
             judged = next((one.evaluation.digest for one in outcomes if one.evaluation), "")
@@ -333,60 +460,103 @@ def _cells(layers: Layers, found: Mapping[Pair, float | str]) -> dict[str, Any]:
     return {"layers_a": ours, "layers_b": theirs, "values": values.reshape(len(ours), len(theirs)), "missing": missing}
 
 
-class SweepFile:
-    """The file in which sweeps grow, beside their job; without a path, none. That of `several` pairs holds all of them.
+# --- what a sweep would take ------------------------------------------------------------------------------------------
 
-    Numbers in it that are not requested would be lost, and are a reason to refuse.
+
+@dataclass(frozen=True)
+class StitchPlan:
+    """What a sweep of stitches would do: how many pairs of layers can be joined, and what that takes.
+
+    `refused` has the reason of each pair that can't be joined. `passes` counts the forward passes of both models, one
+    for each batch, and `examples` what goes through a model in them; both are None where the length of the data is
+    unknown. The few examples that are tried out first, and trainings, do not count. `bytes` is the memory of the sums.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, overwrite: bool, *, several: bool):
-        self.path, self.overwrite, self.several = path, overwrite, several
-        jobs.refuse_output(path, overwrite=overwrite)
-        self.found: dict[Pair, Comparison] = {}
+    pairs: int
+    joined: int
+    refused: Mapping[Pair, str]
+    methods: tuple[str, ...]
+    passes: int | None
+    bytes: int
+    lines: tuple[str, ...]
+    examples: int | None = None
 
-    def load(self, sweeps: Sequence[Sweep]) -> None:
-        """Take over what the file holds, if there is one and all of it is requested again."""
-        if self.path is None or self.overwrite or not files.is_filled(self.path):
-            return
-        held = Comparisons.load(self.path) if self.several else Comparisons([Comparison.load(self.path)])
-        asked = {sweep.names: sweep for sweep in sweeps}
-        for (a, b), one in held.items():
-            lost = asked[a, b].lost_score(one) if (a, b) in asked else f"a sweep of {a!r} into {b!r}"
-            if lost:
-                raise FileError(
-                    f"{os.fspath(self.path)!r} holds {lost}, which is not asked for and would be lost; ask for it too, "
-                    "or give another file or delete it."
-                )
-        self.found = dict(held)
-
-    def store(self, job: Job, names: Pair, found: Comparison) -> None:
-        """Take what is known of a pair of models by now, and let the job write it."""
-        self.found[names] = found
-        job.save(lambda: Comparisons(self.found) if self.several else found)
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
-def run_sweeps(
-    models: Mapping[Pair, tuple[nn.Module, nn.Module]], asked: Asked, results: SweepFile, partial: bool, call: str
-) -> list[Comparison]:
-    """Return the sweeps of pairs of models, one after the other, as one job."""
-    every = {id(model): model for pair in models.values() for model in pair}
-    weights = {key: weights_digest(model) for key, model in every.items()}
-    interruption, done, identity = Interruption(partial), list[Comparison](), dict[str, Any]()
-    marks = {names: {"weights a": weights[id(a)], "weights b": weights[id(b)]} for names, (a, b) in models.items()}
-    with random_states_kept(*every.values(), data=[asked.data, asked.test, asked.validation]):
-        if results.path is not None:
-            identity = asked.identity(models, marks, results.several)
-        job = Job.beside(results.path, "sweep", identity, call=call, overwrite=results.overwrite, compare=COMPARE)
-        sweeps = [Sweep(a, b, names, asked, job, results.store, marks[names]) for names, (a, b) in models.items()]
-        results.load(sweeps)
-        with (
-            job,
-            state_noted(job, by_name(models, results.several)),
-            interruption.ending("stitching", lambda: bool(done)),
-        ):
-            job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
-            for sweep in reported(sweeps, "stitching", "pairs of models") if results.several else sweeps:
-                done.append(sweep.run(interruption))
-                if interruption.ended:
-                    break
-    return done
+@by_name(models="a b", data="data test")
+@takes_options(declared=SWEEP)
+def explain_stitch(
+    a: nn.Module,
+    b: nn.Module,
+    data: Any = None,
+    test: Any = None,
+    hows: How | Sequence[How] = ("least_squares",),
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    **options: Unpack[SweepOptions],
+) -> StitchPlan:
+    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        data: the examples from which the maps would be found.
+        test: the examples on which they would be evaluated; by default `data`.
+        hows: one method or several.
+        names: what the plan calls the two models.
+    """
+    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, hows, options)
+    found, _ = joined(request, (names[0], names[1]))
+    widths = {x: found.widths[0][x] for x, _ in found.meetings}
+    products = sum(widths[x] * found.widths[1][y] for x, y in found.meetings)
+    taken = 0 if request.saved else 8 * (sum(width**2 for width in widths.values()) + products)
+    runs = _runs(request, found)
+    counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
+    passes, examples = (None if None in both else sum(both) for both in zip(*counts, strict=True))
+    refused = {pair: str(reason) for pair, reason in found.refused.items()}
+    facts = (len(found.wanted), len(found.meetings), refused, tuple(way.id for way in request.ways), passes, taken)
+    plan = StitchPlan(*facts, (), examples)
+    return replace(plan, lines=tuple(_plan_lines(plan, found, request, runs)))
+
+
+def _runs(request: StitchRequest, found: Joints) -> tuple[int, int]:
+    """Return how often the two models run on each batch: of the data to fit on, and of those to evaluate on."""
+    stitches = [(y, way.training is None) for _, y in found.meetings for way in request.ways]
+    portions = portions_in_memory([MEMORY * found.widths[1][y] ** 2 for y, direct in stitches if direct])
+    trained = sum(not direct for _, direct in stitches)  # each is evaluated by itself
+    whole = sum(not found.cuts[y] for y, _ in stitches)  # a second model that can't be cut runs for each stitch
+    similarities = 1 if found.models[0] is found.models[1] else 2
+    fitting = 0 if request.saved or not found.meetings else 2
+    return fitting, similarities + 2 * (len(portions) + trained) + whole
+
+
+def _counts(data: Any, examples: int | None, times: int) -> tuple[int | None, int | None]:
+    """Return the forward passes, and the examples in them, if the models run so many times on each batch."""
+    count = examples_in(data, examples) if times else 0
+    if not count:
+        return count, count
+    return times * -(-count // batch_length(next(batches_of(data, examples)))), times * count
+
+
+def _plan_lines(plan: StitchPlan, found: Joints, request: StitchRequest, runs: tuple[int, int]) -> Iterator[str]:
+    a, b = found.names
+    yield f"stitches of {a!r} into {b!r}: {plan.joined:,} of {plan.pairs:,} pairs of layers can be joined"
+    for reason, count in Counter(plan.refused.values()).most_common():
+        yield f"  {count:,} can't be joined: {reason}"
+    resized = Counter(meeting.words for meeting in found.meetings.values() if meeting.words)
+    yield from (f"  {count:,} brought into another form: {words}" for words, count in resized.most_common())
+    whole = [layer for layer, cut in found.cuts.items() if not cut]
+    if whole:
+        yield f"  the second model runs whole behind {', '.join(map(repr, whole))}, as it can't be cut there"
+    source = "saved statistics" if request.saved else "sums"
+    for way in request.ways:
+        how = f"read from the {source}" if way.training is None else f"trained from {way.start}, {way.training.words}"
+        yield f"method {way.id}: {how}"
+    yield f"memory of the sums: {format_bytes(plan.bytes)}"
+    counted = "" if plan.passes is None else f"{plan.passes:,}, of {plan.examples:,} examples in all"
+    yield f"forward passes: {counted or 'unknown, as the data do not tell how many examples they have'}"
+    yield f"  {runs[0]} on each batch for the maps; {runs[1]} on each of the test for similarities and evaluation"
+    if any(way.training is not None for way in request.ways):
+        yield "and those of the training, in which the first model runs once on each example where memory allows"

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.experiment import DECLARED
 from netkin.comparing.networks import NearestNetworks, atom_similarity, nearest_networks, times
-from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, did_you_mean, require_at_least
-from netkin.progress import ProgressOption, reported, showing
+from netkin.comparing.sides import named_models
+from netkin.comparing.spec import takes_options
+from netkin.errors import InvalidValue, NameClash, ShapeError, require_at_least, require_listed
+from netkin.progress import reported, showing
 from netkin.representations.filters import (
     AtomConv2d,
     exact_count,
@@ -72,6 +75,7 @@ class Sharing:
 
 
 @by_name(models="models")
+@takes_options(declared={"progress": DECLARED["progress"]})
 def share_coefficients(
     models: Mapping[str, nn.Module] | Iterable[nn.Module],
     atoms: int | None = None,
@@ -80,7 +84,7 @@ def share_coefficients(
     block: int | None = None,
     fused: bool = True,
     train_only: str | Sequence[str] = (),
-    progress: ProgressOption = None,
+    **options: Any,
 ) -> Sharing:
     """Return copies of networks in which each layer has atoms of its own and coefficients that all share.
 
@@ -97,7 +101,6 @@ def share_coefficients(
         block: for networks of different widths: the side of the block of coefficients that is repeated over channels.
         fused: whether the new layers make their filters first (see `AtomConv2d`).
         train_only: what may be trained further, "atoms" or layers by name; all where not given.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> start = nn.Sequential(nn.Conv2d(3, 8, 3))
@@ -110,7 +113,7 @@ def share_coefficients(
     made = {name: copy for name, (copy, _, _) in found.items()}
     explained, control = dict[str, dict[str, float]](), dict[str, float]()
     names = _common_layers({name: layers for name, (_, layers, _) in found.items()})
-    with showing(progress):
+    with showing(options.get("progress")):
         for layer in reported(names, "sharing coefficients", "layers"):
             own = {name: layers[layer] for name, (_, layers, _) in found.items()}
             count = atoms or max(map(exact_count, own.values()))
@@ -131,16 +134,12 @@ def share_coefficients(
 
 def _given(models: Any, source: str, atoms: Any) -> dict[str, nn.Module]:
     """Return the networks by name; refuse too few of them, and options that mean nothing."""
-    if isinstance(models, nn.Module):
-        raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
-    given = dict(models) if isinstance(models, Mapping) else {str(place): one for place, one in enumerate(models)}
+    given = named_models(models)
     if len(given) < 2:
-        raise InvalidValue(f"coefficients are shared by two networks or more; got {len(given)}.")
+        raise InvalidValue(f"coefficients are shared by two networks or more; got {len(given)}.", argument="models")
     if JOINT in given:
         raise NameClash("a network can't be named 'joint', which is a `source` of coefficients; name it otherwise.")
-    if source not in (JOINT, *given):
-        hint = did_you_mean(str(source), given) or "."
-        raise UnknownName(f"`source` is 'joint' or the name of a network{hint} Got {source!r}.", argument="source")
+    require_listed("source", source, (JOINT, *given))
     if atoms is not None:
         require_at_least(1, atoms=atoms)
     return given

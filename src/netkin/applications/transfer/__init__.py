@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from netkin import __version__
-from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions, named_models
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.applications.transfer.evidence import (
     Array,
     Evidence,
@@ -41,8 +41,10 @@ from netkin.applications.transfer.scores import (
     find_score,
     transfer_scores,
 )
+from netkin.applications.transfer.task_similarity import task_similarity
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
+from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
     "fisher_rao_norm", "kernel_ridge", "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
-    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "transfer_scores",
+    "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "task_similarity", "transfer_scores",
 ]  # fmt: skip
 
 CHUNKS = 20

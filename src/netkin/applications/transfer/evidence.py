@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.arrays import as_matrix, label_tensor, resolution_of
+from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.identity.data import DataDigest, contents
 from netkin.progress import ProgressOption
@@ -27,7 +29,11 @@ from netkin.representations.shapes import Shape
 from netkin.sources.names import by_name
 from netkin.statistics.outer_products import LayerEmbeddings
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Array = np.ndarray
+NO_JOB = "test save overwrite partial"  # options of an experiment that are none of a single pass
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,7 @@ def _probabilities(given: Any, count: int) -> Array:
 
 
 @by_name(models="model", data="data")
+@takes_options(NO_JOB, DECLARED)
 def layer_embeddings(
     model: nn.Module,
     data: Any,
@@ -271,14 +278,10 @@ def layer_embeddings(
     beta: float = 0.5,
     outputs: str = "categorical",
     shape: Shape | Mapping[str, Shape] = None,
-    examples: int | None = None,
     sample: int = 2048,
     buckets: int = 0,
-    seed: int = 0,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
     exact_model: bool = False,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> LayerEmbeddings:
     """Return the mean embeddings of a data set at a model's layers, from one forward and one backward pass.
 
@@ -297,26 +300,23 @@ def layer_embeddings(
         sample: of how many examples rows are kept: beyond it ‖K‖ is estimated from their pairs.
         buckets: into how many buckets to sketch, for `sketched`; 0 for none.
         seed: of the sample and of the buckets.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
     wanted = Target(target, beta, outputs)
-    reading = ModelReading(model, wanted, shape, forward, transform, exact_model, one_row=True)
-    made = list[LayerEmbeddings]()
+    experiment, made = Experiment(models={"model": model}, data=data, **options), list[LayerEmbeddings]()
+    reading = ModelReading(model, wanted, shape, experiment.forward, experiment.transform, exact_model, one_row=True)
 
     def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
         if not made:
-            made.append(LayerEmbeddings(list(features), sample=sample, buckets=buckets, seed=seed))
+            made.append(LayerEmbeddings(list(features), sample=sample, buckets=buckets, seed=experiment.seed))
         what = contents(batch, batch_length(batch)).cpu().numpy() if buckets else None
         made[0].update(features, gradients, contents=what)
 
-    reading.run(take, data, layers, examples, progress)
+    with experiment.lending():
+        reading.run(take, data, layers, experiment.examples)
     return made[0]
 
 
-@by_name(models="model", data="data")
 def mean_embedding_norm(model: nn.Module, data: Any, layers: Spec = None, **options: Any) -> dict[str, float]:
     """Return for each layer ‖μ‖, the norm of the mean over the examples of g fᵀ; options as in `layer_embeddings`.
 
@@ -335,7 +335,6 @@ def mean_embedding_norm(model: nn.Module, data: Any, layers: Spec = None, **opti
     return {name: made.embedding(name).norm for name in made.names}
 
 
-@by_name(models="model", data="data")
 def adaptation_score(model: nn.Module, data: Any, layers: Spec = None, **options: Any) -> dict[str, float]:
     """Return for each layer ``log(‖μ‖ / (‖K‖/N²))``, Eq. 48, with the exact K; options as in `layer_embeddings`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.linalg import vector_norm
 
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.transfer.evidence import NO_JOB
 from netkin.arrays import at_least_single, require_finite, summing_dtype
+from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
-from netkin.progress import ProgressOption, reported
+from netkin.progress import reported
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import inference_mode_of, mapped, watching
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.inputs import Forward, batch_length, batches_of, call, labels_of, prepared, take
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -31,6 +34,9 @@ from netkin.settings import called_with
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
 from netkin.statistics.layer_filters import weights_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 DISTRIBUTIONS = ("model", "tempered", "labels")
@@ -56,19 +62,16 @@ class TaskEmbedding:
 
 
 @by_name(models="model", data="data")
+@takes_options(NO_JOB, DECLARED)
 def task2vec(
     model: nn.Module,
     data: Any,
     *,
     backbone: Spec = None,
     samples: int | None = None,
-    seed: int = 0,
     outputs: str = "categorical",
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
     exact_model: bool = False,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> TaskEmbedding:
     """Return the diagonal Fisher information of a network's weights on some data, averaged within each filter.
 
@@ -82,14 +85,11 @@ def task2vec(
         model: the model, which is left as it was.
         data: a loader, an iterable of batches, or one array of inputs; labels are not read.
         backbone: the modules whose weights count, with all inside them; None for all but the one that runs last.
-        samples: how many y are drawn for an example; None for the exact mean over all, a backward pass for each class.
+        samples: how many y are drawn for an example; by default the exact mean, with a backward pass for each class.
         seed: of the draws of y.
         outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
         examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -103,15 +103,17 @@ def task2vec(
             "ones. Leave it out for the exact mean.",
             argument="samples",
         )
-    fisher, seen, model = None, 0, with_plain_weights(model)
-    with torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            if fisher is None:
-                names, probabilities = _backbone(model, backbone, batch, forward, transform)
-                running = _Running(model, forward, probabilities and outputs == "categorical")
-                fisher = _Fisher(running, names, outputs, samples, seed)
-            fisher.add(Taps.without_inference(prepared(model, batch, transform)), seen)
-            seen += batch_length(batch)
+    experiment, fisher, seen = Experiment(models={"model": model}, data=data, **options), None, 0
+    with experiment.lending(), torch.inference_mode(False):
+        model = with_plain_weights(model)
+        with inference_mode_of(model, exact=exact_model):
+            for batch in reported(batches_of(data, experiment.examples), "reading", "batches"):
+                if fisher is None:
+                    names, probabilities = _backbone(model, backbone, batch, experiment)
+                    running = _Running(model, experiment.forward, probabilities and outputs == "categorical")
+                    fisher = _Fisher(running, names, outputs, samples, experiment.seed)
+                fisher.add(Taps.without_inference(prepared(model, batch, experiment.transform)), seen)
+                seen += batch_length(batch)
     assert fisher is not None  # data without batches were refused
     return fisher.embedding(seen)
 
@@ -152,13 +154,15 @@ def _require_comparable(a: TaskEmbedding, b: TaskEmbedding, independent: bool) -
     if a.network != b.network and not independent:
         raise InvalidValue(
             "the embeddings are of networks with different weights, whose filters don't correspond; take both of one "
-            "reference network, or pass independent=True."
+            "reference network, or pass independent=True.",
+            argument="independent",
         )
     if not (a.values.any() and b.values.any()):
         raise NoValue("one of the tasks has no Fisher information: the network's outputs don't depend on its weights.")
 
 
 @by_name(models="model", data="data")
+@takes_options(f"{NO_JOB} seed", DECLARED)
 def fisher_rao_norm(
     model: nn.Module,
     data: Any,
@@ -167,11 +171,8 @@ def fisher_rao_norm(
     labels: str = "model",
     beta: float = 0.5,
     outputs: str = "categorical",
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
     exact_model: bool = False,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> float:
     """Return ``(L + 1) √E⟨f, ∇ loss⟩²``, with f the network's output and L its number of hidden layers.
 
@@ -187,10 +188,7 @@ def fisher_rao_norm(
         beta: the exponent by which the prediction is tempered, from 0 to below 1.
         outputs: what the model gives: "categorical" logits, "multilabel" logits or "continuous" means of Gaussians.
         examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -208,11 +206,12 @@ def fisher_rao_norm(
     with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):
         raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
+    experiment = Experiment(models={"model": model}, data=data, **options)
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
-    with torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
-        for batch in reported(batches_of(data, examples), "reading", "batches", progress):
-            batch = Taps.without_inference(prepared(model, batch, transform))
-            logits = logits_of(call(model, batch, forward)).detach()
+    with experiment.lending(), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
+        for batch in reported(batches_of(data, experiment.examples), "reading", "batches"):
+            batch = Taps.without_inference(prepared(model, batch, experiment.transform))
+            logits = logits_of(call(model, batch, experiment.forward)).detach()
             require_finite(logits, "the model's output")
             logits = class_logits(logits) if outputs == "categorical" else logits
             squares = _squared_products(logits, labels_of(batch), labels, target)
@@ -337,9 +336,7 @@ class _Fisher:
         return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
-def _backbone(
-    model: nn.Module, spec: Spec, batch: Any, forward: Forward | None, transform: Transform | None
-) -> tuple[list[str], bool]:
+def _backbone(model: nn.Module, spec: Spec, batch: Any, experiment: Experiment) -> tuple[list[str], bool]:
     """Return the names of the weights of the backbone, and whether the model gives probabilities.
 
     A model that mixes the examples of a batch is refused.
@@ -353,7 +350,8 @@ def _backbone(
         return outputs.flatten(1).square().sum(1)
 
     with watching(model, [name for name, own in owned.items() if own], lambda name, _: ran.append(name)):
-        Recorder(model, forward=forward, transform=transform, taps=Taps(model, [Target(squares)]))(few)
+        taps = Taps(model, [Target(squares)])
+        Recorder(model, forward=experiment.forward, transform=experiment.transform, taps=taps)(few)
     heads = {id(one) for one in owned[split_call(ran[-1])[0]].values()} if spec is None and ran else set()
     chosen = choose(model, spec) if spec is not None else [""]
     within = [name for name in owned if any(not stem or name == stem or name.startswith(f"{stem}.") for stem in chosen)]

@@ -15,14 +15,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin import files
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.transfer.evidence import NO_JOB
 from netkin.arrays import summing_dtype
+from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, MemoryLimit, NoValue
 from netkin.identity import weights_digest
 from netkin.identity.data import contents
@@ -38,11 +41,15 @@ from netkin.sources.names import by_name
 from netkin.statistics.kernel_pairs import KERNELS, checked_kernel
 from netkin.statistics.sketches import LABELS, LayerSketches, SketchSettings, class_labels, psi_width, sketched_part
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 KIND = "kernel ridge"  # of a file
 RIDGES = 10.0 ** np.arange(-9, 4.5, 0.5)  # tried, as multiples of Tr K̃ over the number of examples
 
 
-@by_name(models="model", data="train test")
+@by_name(models="model", data="train")
+@takes_options(NO_JOB, DECLARED)
 def kernel_ridge(
     model: nn.Module,
     train: Any,
@@ -51,16 +58,12 @@ def kernel_ridge(
     kernel: str = "features",
     buckets: int = 512,
     stacks: int = 1,
-    seed: int = 0,
     ridge: float | None = None,
     classes: int | None = None,
     shape: Shape | Mapping[str, Shape] = None,
     beta: float = 0.5,
     outputs: str = "categorical",
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> KernelRidge:
     """Return a classifier at each layer of a model, by ridge regression from the sketched kernel onto the labels.
 
@@ -81,9 +84,6 @@ def kernel_ridge(
         beta: the exponent by which the prediction is tempered whose loss gives the gradients.
         outputs: what the model gives: "categorical" or "multilabel" logits.
         examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -102,10 +102,13 @@ def kernel_ridge(
             f"`classes` must be at least 2 and at most as many as the {buckets:,} buckets; got {classes}.",
             argument="classes",
         )
-    settings = SketchSettings(buckets, stacks, seed, (*parts, "labels"), beta=beta, outputs=outputs)
+    experiment = Experiment(models={"model": model}, data=train, **options)
+    settings = SketchSettings(buckets, stacks, experiment.seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)
-    reading = _reading(model, kernel, target, {"shape": shape, "forward": forward, "transform": transform})
-    sketches = _sketched(reading, train, layers, settings, classes, examples, progress)
+    how = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
+    reading = _reading(model, kernel, target, how)
+    with experiment.lending():
+        sketches = _sketched(reading, experiment, layers, settings, classes)
     fits, left_out = {}, {}
     for name in map(str, sketches.names):
         own = sketches.sums(name)
@@ -115,7 +118,9 @@ def kernel_ridge(
             left_out[name] = f"layer {name!r}: {fault}"
     if left_out and (layers is not None or not fits):
         raise NoValue(next(iter(left_out.values())))
-    return KernelRidge(reading, seed, target, fits, classes or len(next(iter(fits.values())).coefficients), left_out)
+    return KernelRidge(
+        reading, experiment.seed, target, fits, classes or len(next(iter(fits.values())).coefficients), left_out
+    )
 
 
 @dataclass(frozen=True)
@@ -327,13 +332,7 @@ def _refuse_over_memory(settings: SketchSettings, widths: Mapping[str, int]) -> 
 
 
 def _sketched(
-    reading: ModelReading,
-    data: Any,
-    layers: Spec,
-    settings: SketchSettings,
-    classes: int | None,
-    examples: int | None,
-    progress: ProgressOption,
+    reading: ModelReading, experiment: Experiment, layers: Spec, settings: SketchSettings, classes: int | None
 ) -> LayerSketches:
     """Return the sketches of labelled data, of two classes or more."""
     made, seen = list[LayerSketches](), set[int]()
@@ -348,7 +347,7 @@ def _sketched(
         fed = {"activations": features, "gradients": gradients, "outputs": outputs}
         made[0].update(fed, contents(batch, len(labels)).cpu().numpy())
 
-    reading.run(take, data, layers, examples, progress)
+    reading.run(take, experiment.data, layers, experiment.examples)
     if len(seen) < 2:
         raise InvalidValue(f"all examples have the label {seen.pop()}; a classifier needs two classes or more.")
     return made[0]

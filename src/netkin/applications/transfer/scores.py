@@ -12,17 +12,17 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.transfer.evidence import Array, Evidence, evidence_of
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.transfer.evidence import NO_JOB, Array, Evidence, evidence_of
 from netkin.applications.transfer.ridge import fitted
+from netkin.comparing.spec import takes_options
 from netkin.errors import NoValue, UnknownName, did_you_mean, outside
-from netkin.progress import ProgressOption
-from netkin.representations.inputs import Forward, Transform
 from netkin.results.quantity import Quantity
 from netkin.sources.names import by_name
 from netkin.statistics.collector import hashes
@@ -30,6 +30,9 @@ from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.rows import RowsSide
 from netkin.statistics.sketches import BucketSums, LayerSketches, SketchSettings, sketched_part
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT = "h_score_regularised"  # of `recommend`: see the table in docs/recommend.md
 BESIDE = "linear_probe"  # shown beside it: the best in that table, and it follows the labels, not the models
@@ -120,16 +123,14 @@ def score(
 
 
 @by_name(models="model", data="data")
+@takes_options(f"{NO_JOB} seed", DECLARED)
 def transfer_scores(
     model: nn.Module,
     data: Any,
     scores: Iterable[str] | None = None,
     *,
     layer: str | None = None,
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> dict[str, float]:
     """Return how well a pretrained model suits labelled data, by each score, from one forward pass over them.
 
@@ -143,14 +144,13 @@ def transfer_scores(
         scores: the names of scores, by default all in `SCORES` that read no gradients.
         layer: the layer whose outputs are the features, by default the last one before the model's output.
         examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
     named = [name for name, one in SCORES.items() if not one.needs_gradients] if scores is None else scores
     wanted, found = [find_score(name) for name in named], {}
-    gradients = any(one.needs_gradients for one in wanted)
-    evidence = evidence_of(model, data, layer, examples, forward, transform, progress, gradients)
+    experiment = Experiment(models={"model": model}, data=data, **options)
+    how: Any = {"examples": experiment.examples, "forward": experiment.forward, "transform": experiment.transform}
+    with experiment.lending():
+        evidence = evidence_of(model, data, layer, gradients=any(one.needs_gradients for one in wanted), **how)
     if scores is None and evidence.probabilities is None:
         wanted = [one for one in wanted if not one.needs_head]
     for one in wanted:

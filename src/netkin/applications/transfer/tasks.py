@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from netkin.comparing import Comparer, ModelInput, collect
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.comparer import measures_of
-from netkin.comparing.spec import Spec as CompareSpec
+from netkin.comparing.spec import Options, Spec, functions_by_name, layers_by_name, takes_options
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InvalidValue, NetkinError, NoValue, UnknownName, did_you_mean, require_at_least
+from netkin.errors import InvalidValue, NetkinError, NoValue, require_at_least
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
-from netkin.progress import ProgressOption, reported, showing
-from netkin.representations.layers import Spec
-from netkin.representations.shapes import Shape
+from netkin.progress import reported, showing
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.values import Values
 from netkin.sources.names import by_name
 from netkin.statistics.sketches import LayerSketches
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MEASURES = ("sketched_cka", "sketched_cka_by_buckets")  # by ψ itself, and the paper's product of two sketches
 SEEDS = 5
@@ -36,22 +36,14 @@ SAME, APART = "the same examples in the same buckets", "no examples in common bu
 
 @with_call
 @by_name(models="tasks")
+@takes_options("part start resize rows seed names errors chunks partial engine save overwrite")
 def compare_tasks(
     tasks: Mapping[str, Any],
     measures: str | Callable[..., Any] | Sequence[Any] | None = None,
     *,
-    layers: Spec | Mapping[str, Spec] = None,
     seeds: int = SEEDS,
     share_buckets: bool = True,
-    pairs: Any = "all",
-    examples: int | None = None,
-    shape: Shape | Mapping[str, Shape] = None,
-    memory: int | None = None,
-    device: torch.device | str | None = None,
-    transforms: Any = None,
-    forward: Any = None,
-    exact_model: bool = False,
-    progress: ProgressOption = None,
+    **options: Unpack[Options],
 ) -> Comparisons:
     """Return how similar all tasks are, block by block, each task also with itself; a task is a model with its data.
 
@@ -66,20 +58,11 @@ def compare_tasks(
     Args:
         tasks: from names to (model, data), `nk.ModelInput`, or what `nk.collect` gave, or `nk.load` of its file.
         measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
-        layers: which layers, for all tasks or by name of the task.
         seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.
         share_buckets: whether tasks that hold the same examples put them into the same buckets.
-        pairs: "all", "corresponding" or a list of (layer, layer).
-        examples: how many examples of each task to read; None for all.
-        shape: what one example is (see `nk.shapes`).
-        memory: the most bytes that the sketches of a task may take.
-        device: where the models run.
-        transforms: a function of the inputs, or a mapping from tasks to functions.
-        forward: a function ``forward(model, batch)``, or a mapping from tasks to functions.
-        exact_model: whether float32 in a model on a GPU must not be rounded to TF32.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
         >>> many = compare_tasks({"few": (model, inputs[:20]), "many": (model, inputs[20:])}, "sketched_cka", seeds=2)
@@ -91,18 +74,19 @@ def compare_tasks(
             f"`tasks` is a mapping from names to (model, data), with one task at least; got {_kind(tasks)}.",
             argument="tasks",
         )
-    by_task = {"layers": layers, "transforms": transforms, "forward": forward}
-    for what, given in by_task.items():
-        _refuse_strangers(what, given, tasks)
+    pairs, progress, names = options.pop("pairs", "all"), options.pop("progress", None), list(tasks)
+    by_task = {"layers": layers_by_name(options.pop("layers", None), names)}
+    by_task["transforms"] = functions_by_name("transforms", options.pop("transforms", None), names)
+    by_task["forward"] = functions_by_name("forward", options.pop("forward", None), names)
     groups = _replicates(tasks, measures, seeds)
     step = 0 if share_buckets else max(map(len, groups))
-    how = {"examples": examples, "shape": shape, "memory": memory, "device": device, "exact_model": exact_model}
     found: dict[str, Comparer] = {}
     with showing(progress):
         for place, (name, task) in enumerate(reported(list(tasks.items()), "sketching", "tasks")):
-            own = {what: given.get(name) if isinstance(given, Mapping) else given for what, given in by_task.items()}
+            own = {option: values[name] for option, values in by_task.items()}
             wanted = [_shifted(one, place * step) for group in groups for one in group]
-            found[name] = _sketched(name, task, wanted, step, how | own)
+            with about_task(name):
+                found[name] = _sketched(name, task, wanted, step, {**options, **own})
         return _read(found, groups, step, pairs)
 
 
@@ -127,7 +111,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
-        for one in filter(_is_sketched, map(find, made.asked)):
+        for one in filter(_is_sketched, map(find, made.record.asked)):
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
@@ -152,34 +136,34 @@ def _shifted(measure: Measure, by: int) -> Measure:
 
 def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Comparer:
     """Return the sketches of one task: from one pass over its data, or those that were made before."""
+    if not isinstance(task, Comparer):
+        return collect(model_input(task), None, None, list(wanted), names=(name, name), **how)
+    if len(task.models) > 1:
+        raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
+    if step:
+        raise InvalidValue("the buckets of these sketches are made already; pass (model, data) to make others.")
+    for measure in wanted:
+        task.collector(measure)
+    return task
+
+
+@contextmanager
+def about_task(name: str) -> Iterator[None]:
+    """Inside the `with`, refusals name the task."""
     try:
-        if not isinstance(task, Comparer):
-            return collect(_subject(task), None, None, list(wanted), names=(name, name), **how)
-        if len(task.models) > 1:
-            raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
-        if step:
-            raise InvalidValue("the buckets of these sketches are made already; pass (model, data) to make others.")
-        for measure in wanted:
-            task.collector(measure)
-        return task
+        yield
     except NetkinError as fault:
-        raise type(fault)(f"task {name!r}: {fault}") from fault
+        raise type(fault)(f"task {name!r}: {fault}", argument=fault.argument, value=fault.value) from fault
 
 
-def _subject(task: Any) -> ModelInput:
+def model_input(task: Any) -> ModelInput:
+    """Return a task, given as (model, data), as a model with its data."""
     found = task if isinstance(task, ModelInput) else ModelInput(*task) if isinstance(task, (tuple, list)) else None
     if found is None or (isinstance(task, (tuple, list)) and len(task) != 2):
         raise InvalidValue(f"a task is (model, data), an `nk.ModelInput` or sketches; got {type(task).__name__}.")
     if isinstance(found.model, Mapping) or found.data is None:
         raise InvalidValue("a task needs a model that can be run, and data to run it on; got one of the two.")
     return found
-
-
-def _refuse_strangers(what: str, given: Any, tasks: Iterable[str]) -> None:
-    strange = next((name for name in given if name not in tasks), None) if isinstance(given, Mapping) else None
-    if strange is not None:
-        hint = did_you_mean(str(strange), tasks) or "."
-        raise UnknownName(f"`{what}` names the task {strange!r}, which there is not{hint}")
 
 
 # --- all pairs --------------------------------------------------------------------------------------------------------
@@ -211,10 +195,10 @@ def _beside(found: Mapping[str, Comparer], measure: Measure, step: int, pairs: P
     alignment = Alignment(sizes, pairs.pair_blocks(_layers(found)))
     first = next(iter(found.values()))
     study = replace(first.study, layers=alignment.layers, pair_blocks=alignment.pair_blocks, examples=None, chunks=0)
-    made = Comparer.of(CompareSpec(), [], pairs, study)
-    made.alignment, made.models, made.plan_text, made.settings = alignment, list(found), first.plan_text, first.settings
-    made.examples = sum(own.examples for own in found.values())
-    made.origins = {name: next(iter(own.origins.values())) for name, own in found.items()}
+    made = Comparer.of(Spec(), [], pairs, study)
+    made.alignment, made.examples = alignment, sum(own.examples for own in found.values())
+    origins = {name: next(iter(own.record.origins.values())) for name, own in found.items()}
+    made.note(origins=origins, plan=first.record.plan, settings=first.record.settings)
     parts = {name: own.collector(_shifted(measure, k * step)) for k, (name, own) in enumerate(found.items())}
     made.collectors = [[_joined(parts)]]
     return made
@@ -265,14 +249,14 @@ def _finished(
     n, origin = len(made[0]), dict(first.provenance)
     del origin["data digest"]  # of no data at all
     for side, own in (("a", a), ("b", b)):
-        origin |= {f"data {side}": own.data, f"examples {side}": f"{own.examples:,}"}
+        origin |= {f"data {side}": own.record.data, f"examples {side}": f"{own.examples:,}"}
         origin |= {f"data {side} digest": own.digest.hex} if own.digest.count else {}
     origin |= {"buckets": buckets, "values": f"mean over {n} seeds of the sketch" if n > 1 else "of one sketch"}
     origin |= {"standard errors": f"of the mean over {n} seeds; one sketch varies √{n} times as much"} if n > 1 else {}
     return replace(
         first,
         tables={table.id: table for table in tables},
-        data=" and ".join(dict.fromkeys([a.data, b.data])),
+        data=" and ".join(dict.fromkeys([a.record.data, b.record.data])),
         examples=a.examples if share == 1 else a.examples + b.examples,
         seed=int(tables[0].quantity.parameters["seed"] or 0),
         caveats=grouped(said),

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from netkin.errors import UnknownName, did_you_mean
 from netkin.measures.registry import Measure
@@ -30,6 +31,8 @@ Result = TypeVar("Result", bound="Comparer | list[Comparison]")
 
 class Engine(ABC):
     """What does the work of a call of `compare`, `collect` or `compare_many`; each call has its own."""
+
+    by_name: ClassVar[bool] = False  # whether models and data stay names, which are loaded where the work is done
 
     def working(self) -> AbstractContextManager[None]:
         """Return a context for a whole call; where several processes make it, a fault of one ends all."""
@@ -61,20 +64,20 @@ class PassEngine(Engine):
     part: tuple[int, int] | None = None  # which part of the data this process reads; None for all of them
 
     def compare(self, call: Call, measures: Sequence[Measure]) -> list[Comparison]:
-        return call.compare(measures)
+        return replace(call, engine=self).compare(measures)
 
     def collect(self, call: Call, measures: Sequence[Measure]) -> Comparer:
-        return call.collect(measures)
+        return replace(call, engine=self).collect(measures)
 
     def compare_many(self, call: Call, measures: Sequence[Measure]) -> Comparisons:
         from netkin.comparing.many_models import Many  # which knows engines
 
-        return Many(call, measures).compare()
+        return Many(replace(call, engine=self), measures).compare()
 
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
         from netkin.comparing.many_models import Many
 
-        return Many(call, measures).explained()
+        return Many(replace(call, engine=self), measures).explained()
 
     def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
         """Return a context for the pass; processes that were called with other settings are refused."""

@@ -118,7 +118,7 @@ class Distributed(PassEngine):
                 "give as many examples as their length says."
             )
         whole = self.ranks.reduced(comparer, _to_message, self._merged)
-        whole.part = ""
+        whole.note(part="")
         if self.ranks.is_first and whole.examples != whole.expected:
             raise InvalidValue(
                 f"all ranks together read {whole.examples:,} examples and the data hold {whole.expected:,}; each must "
@@ -138,7 +138,8 @@ class Distributed(PassEngine):
                 f"two ranks have read the same examples, the first of them number {common[0]:,}; give the samplers of "
                 "all ranks the same seed and, by `set_epoch`, the same epoch."
             )
-        theirs.settings = mine.settings  # which agree, but for what functions hold of each rank's own, as its device
+        # which agree, but for what functions hold of each rank's own, as its device
+        theirs.note(settings=mine.record.settings)
         try:
             return mine.merge(theirs)
         except ShapeError as fault:
@@ -373,8 +374,6 @@ def _as_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
 
 def _join_group() -> None:
     """Join the group of the processes that torchrun started, unless the caller has."""
-    if not dist.is_available():
-        raise InvalidValue("engine='distributed' needs a torch that was built with its distributed package.")
     if dist.is_initialized():
         return
     if not dist.is_torchelastic_launched():

@@ -87,7 +87,6 @@ def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:
         },
         "spec": {name: getattr(call.spec, name) for name in COPIED} | {"shape": plain_shape(call.spec.shape)},
         "device": plain_device(call.run.device),
-        "names": dict(call.names),
     }
 
 
@@ -106,7 +105,7 @@ def call_from(
         functions = {what: options[what] and find_function(options[what]) for what in ("forward", "transform")}
         inputs[name] = ModelInput(model, **options | functions, device=plain["device"])
     spec = Spec(measures=[name for _, name in plain["measures"]], part=part, **plain["spec"])
-    return Call(inputs, data, spec, Run(device=plain["device"]), of, names=plain["names"], limit=limit)
+    return Call(inputs, data, spec, Run(device=plain["device"]), of, limit=limit)
 
 
 # --- its parts --------------------------------------------------------------------------------------------------------

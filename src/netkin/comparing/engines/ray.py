@@ -64,6 +64,8 @@ class Ray(Engine):
         shares: into how many parts the data are split; by default twice as many as tasks can run at once.
     """
 
+    by_name = True
+
     def __init__(
         self,
         address: str | None = None,

@@ -85,9 +85,7 @@ def plain_fault(fault: Exception) -> dict[str, Any]:
     of_node = any(isinstance(error, OSError) and error.errno in OF_ITS_NODE for error in chain)
     kind, argument = "WorkerError", None
     if isinstance(fault, NetkinError):
-        is_named = model is None or repr(model) in str(fault)
-        kind, argument = type(fault).__name__, fault.argument
-        sentence = str(fault) if is_named else f"{model!r}: {fault}"
+        kind, argument, sentence = type(fault).__name__, fault.argument, str(fault)
     elif model is not None:
         kind, sentence = "ForwardError", f"{model!r} could not be run: {in_short(fault)}"
     else:
@@ -284,7 +282,7 @@ def _collected(plain: PlainCall, task: Task) -> Comparer:
     call = call_from(plain, cache.loaded(plain, task["models"]), data, task["pairs"], task["limit"], task["part"])
     comparer = call.collect(measures_from(plain["measures"]))
     for name, digest in task["weights"].items():
-        here = comparer.origins[name]["weights"]
+        here = comparer.record.origins[name]["weights"]
         if here != digest:
             with about(name):
                 raise SourceError(
@@ -300,7 +298,7 @@ def _sample(data: Any, spec: Mapping[str, Any], count: int) -> HeldExamples:
 
 def _complete(comparer: Comparer, task: Task) -> Comparer:
     """Return the statistics of all data, which must hold every example once."""
-    comparer.part = ""
+    comparer.note(part="")
     if task["examples"] is not None and comparer.examples not in (0, task["examples"]):
         raise InvalidValue(
             f"all parts together hold {comparer.examples:,} examples and the data {task['examples']:,}; each must be "

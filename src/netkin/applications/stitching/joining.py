@@ -1,4 +1,4 @@
-"""Ends: the kind of activations a layer gives, in which form they meet another's, and which layers can be joined.
+"""Joining: the kind of activations a layer gives, in which form they meet another's, and which layers can be joined.
 
 Feature maps are n × c × space, tokens n × t × d, rows n × d. A map becomes tokens, one for each position, with its
 mean in front for each class token; tokens become a map again without their class tokens.

@@ -1,4 +1,4 @@
-"""Direct matching: the map from one layer's neurons to another's that fits best, from moments alone; and as a module.
+"""Direct matching: the map from one layer's neurons to another's that fits best, from moments alone.
 
 Every method is a function of `Moments` (so it streams, and its memory does not grow with the examples) that returns a
 `LinearMap` between the layers' own neurons. Written as ``"reduced_rank(k=8)"`` a method and its parameters mean the
@@ -8,28 +8,22 @@ The Lasso on moments: coordinate descent for all outputs at once, then each outp
 
 Coordinate descent soon finds most non-zero entries, and then converges slowly. From there a search over active sets
 (feature-sign search; Lee, Battle, Raina and Ng 2006) comes to the exact minimum in a few steps.
-
-The `Transformation` of a stitch is such a map as a module: a 1 × 1 convolution, a linear layer, or one linear layer for
-every token.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
-from torch.nn.utils import skip_init
+from torch import Tensor
 
-from netkin.applications.stitching.ends import End, Meeting
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
 from netkin.results.labels import parse_id
-from netkin.results.records import as_record
 from netkin.statistics import Moments
 
 ROUNDS, SWEEPS = 400, 25  # of descent and search, and sweeps of descent in a round
@@ -304,97 +298,3 @@ def _sweep(S: np.ndarray, weight: np.ndarray, gradient: np.ndarray, alpha: float
         if change.any():
             gradient -= np.outer(S[:, j], change)
             weight[j] = best
-
-
-class Transformation(nn.Module):
-    """Brings activations of one layer into the form of another and maps their channels: ``x @ matrix + shift``.
-
-    With `rank` the map is a bottleneck of two factors, which start as the best approximation of the matrix given.
-    """
-
-    def __init__(self, linear: LinearMap, meeting: Meeting, *, rank: int | None = None):
-        super().__init__()
-        p, q = meeting.a.width, meeting.b.width
-        if linear.weight.shape != (p, q):
-            raise ShapeError(f"the map is {tuple(linear.weight.shape)}, and the layers need {(p, q)}.")
-        refuse_unfit_rank(rank, meeting)
-        self.meeting, self.rank = meeting, rank
-        narrowing = [] if rank is None else [_layer(meeting.b, p, rank, bias=False)]
-        self.linear = nn.Sequential(*narrowing, _layer(meeting.b, rank or p, q, bias=True))
-        self.set(linear)
-
-    def forward(self, output: Tensor) -> Tensor:
-        """Return what the second model's layer would have given."""
-        return self.linear(self.meeting(output))
-
-    @property
-    def matrix(self) -> Tensor:
-        """The map of channels, p × q."""
-        first, *others = [weight.flatten(1).T for weight in self._weights]
-        return first if not others else first @ others[0]
-
-    @property
-    def shift(self) -> Tensor:
-        """What is added, of length q."""
-        return self.linear[-1].get_parameter("bias")
-
-    @property
-    def _weights(self) -> list[Tensor]:
-        return [part.get_parameter("weight") for part in self.linear]
-
-    @torch.no_grad()
-    def set(self, linear: LinearMap) -> None:
-        """Take over a map; a bottleneck takes its best approximation in the Frobenius norm."""
-        factors = [linear.weight] if self.rank is None else _factor(linear.weight, self.rank)
-        for weight, factor in zip(self._weights, factors, strict=True):
-            weight.copy_(factor.T.reshape(weight.shape))
-        self.shift.copy_(linear.bias)
-
-    def as_map(self) -> LinearMap:
-        """Return the map of channels unchanged."""
-        return LinearMap(self.matrix.detach().double(), self.shift.detach().double())
-
-
-def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
-    """Return the transformation that a file holds."""
-    first, second = (as_record(End, end) for end in header["ends"])
-    (p, q), rank = (first.width, second.width), header["rank"]
-    held, needed = sum(array.size for array in arrays.values()), q + (p * q if rank is None else (p + q) * rank)
-    if held != needed or min(p, q, rank or 1) < 1:  # before a map of any size is made
-        raise ValueError(
-            f"its layers have {p:,} and {q:,} channels, and the map {held:,} numbers in place of {needed:,}"
-        )
-    blank = LinearMap(torch.zeros(p, q), torch.zeros(q))
-    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=rank).double()
-    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    wanted, found = (
-        {name: tuple(one.shape) for name, one in each.items()} for each in (transformation.state_dict(), state)
-    )
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise ValueError("its map holds NaN or Inf")
-    if wanted != found:
-        raise ValueError(f"its weights have shapes {found}, and the layers need {wanted}")
-    transformation.load_state_dict(state)
-    return transformation
-
-
-def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
-    """Refuse a rank that no map between two layers has."""
-    most = min(meeting.a.width, meeting.b.width)
-    if rank is not None and not 1 <= rank <= most:
-        raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.", argument="rank")
-
-
-def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:
-    # its weights are set at once, so none are drawn: the random state of the user stays as it is
-    if end.kind != "maps":
-        return skip_init(nn.Linear, inputs, outputs, bias=bias)
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(end.space) - 1]
-    return skip_init(kind, inputs, outputs, kernel_size=1, bias=bias)
-
-
-def _factor(weight: Tensor, rank: int) -> list[Tensor]:
-    """Return two factors of equal size whose product is the best approximation of that rank."""
-    left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    root = values[:rank].sqrt()
-    return [left[:, :rank] * root, root.unsqueeze(1) * right[:rank]]
