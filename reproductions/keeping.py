@@ -1,35 +1,26 @@
-"""What a claim reads and what it makes: notes of the former, and the latter kept in the claim's job.
+"""What a claim reads, as notes for its record, and the job that keeps its finished tasks.
 
 A record is to name all that its numbers depend on, whoever read it: the claim's own function, a worker process, or an
-earlier run that was killed and had finished some parts. So every part carries its own notes, and joins them to those
-that are being taken around it.
-
-What a claim's own functions make is kept by decorators for results, for single networks and for trainings of several,
-so that a claim that was killed continues after the last one that was finished. They add nothing to the code that
-measures a claim: outside of a claim, and in worker processes, whose results are kept as a whole, the functions are as
-they were.
+earlier run that was killed and had finished some tasks. So the result of every task carries its own notes, and joins
+them to those that are being taken around it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
-from torch import nn
 
-from netkin.identity import DataDigest, settings_digest, weights_digest
-from netkin.jobs import Job, Part
-from netkin.sources.architectures import seeded
+from netkin.identity import DataDigest, weights_digest
+from netkin.jobs import Job
 from netkin.sources.weights import read_state
-from reproductions.image_sets import labelled_digest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -150,14 +141,14 @@ def _weights_digest(path: Path, size: int, changed: int) -> str:
     return weights_digest(read_state(path))
 
 
-# --- parts that are kept ----------------------------------------------------------------------------------------------
+# --- tasks that are kept ----------------------------------------------------------------------------------------------
 
 _job: ContextVar[Job | None] = ContextVar("job of a claim", default=None)
 
 
 @contextmanager
 def keeping_in(job: Job | None) -> Iterator[None]:
-    """Inside the `with`, what is made by decorated functions, or task by task, is kept in that job."""
+    """Inside the `with`, the results of tasks are kept in that job."""
     token = _job.set(job)
     try:
         yield
@@ -181,100 +172,3 @@ def current_job() -> Job | None:
 def part_name(function: Callable[..., Any], given: Any) -> str:
     """Return the name under which a job keeps what a function returns for something that is fit for JSON."""
     return f"{function.__name__} {json.dumps(given)}"
-
-
-def noted_part(job: Job, name: str, compute: Callable[[], tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]) -> Part:
-    """Return a part of a job, found or computed as values and arrays; what computing it read is noted in both cases."""
-
-    def computed() -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
-        with noting() as notes:
-            values, arrays = compute()
-        return {**values, "notes": asdict(notes)}, arrays
-
-    part = job.part(name, computed)
-    join(Notes(**part.values["notes"]))
-    return part
-
-
-def keep_result(function: Function) -> Function:
-    """Decorate a function whose arguments and results are fit for JSON, so that each result is kept."""
-
-    @functools.wraps(function)
-    def keeping(*given: Any) -> Any:
-        job = _job.get()
-        if job is None:
-            return function(*given)
-        made = noted_part(job, part_name(function, given), lambda: ({"result": function(*given)}, {}))
-        return made.values["result"]
-
-    return cast("Function", keeping)
-
-
-def keep_network(build: Callable[[], nn.Module]) -> Callable[[Function], Function]:
-    """Return a decorator for a function that returns a trained network like those of `build`, fit for evaluation."""
-
-    def decorated(function: Function) -> Function:
-        @functools.wraps(function)
-        def keeping(*given: Any) -> nn.Module:
-            def weights() -> dict[str, np.ndarray]:
-                return {key: value.cpu().numpy() for key, value in function(*given).state_dict().items()}
-
-            job = _job.get()
-            if job is None:
-                return cast("nn.Module", function(*given))
-            part = noted_part(job, part_name(function, given), lambda: ({}, weights()))
-            model = seeded(build)  # which takes no random numbers
-            model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in part.arrays.items()})
-            return model.eval().requires_grad_(False)
-
-        return cast("Function", keeping)
-
-    return decorated
-
-
-def keep_training(function: Function) -> Function:
-    """Decorate a function of (lab, name, models, data_of_each, ...) that trains the models and returns them.
-
-    Of each model the weights that changed are kept. A training that is looked at on its way is done again as a whole.
-    """
-
-    @functools.wraps(function)
-    def keeping(lab: Any, name: str, models: Sequence[nn.Module], data_of_each: Sequence[Any], **options: Any) -> Any:
-        def weights() -> dict[str, np.ndarray]:
-            before = [{key: value.clone() for key, value in model.state_dict().items()} for model in models]
-            function(lab, name, models, data_of_each, **options)
-            return _changed(before, models)
-
-        job = _job.get()
-        if job is None or options.get("look") is not None:
-            return function(lab, name, models, data_of_each, **options)
-        facts = [
-            name,
-            [weights_digest(model) for model in models],
-            [labelled_digest(*data) for data in data_of_each],
-            options,
-        ]
-        title = f"{function.__name__} {settings_digest(facts, strict=False)}"
-        _load(models, noted_part(job, title, lambda: ({}, weights())).arrays)
-        return [model.eval() for model in models]
-
-    return cast("Function", keeping)
-
-
-def _changed(before: Sequence[dict[str, torch.Tensor]], models: Sequence[nn.Module]) -> dict[str, np.ndarray]:
-    """Return the weights of all models that are not as they were, by the model's number and their name."""
-    return {
-        f"{number}/{key}": value.cpu().numpy()
-        for number, (old, model) in enumerate(zip(before, models, strict=True))
-        for key, value in model.state_dict().items()
-        if not torch.equal(value, old[key])
-    }
-
-
-@torch.no_grad()
-def _load(models: Sequence[nn.Module], arrays: Mapping[str, np.ndarray]) -> None:
-    """Give models the weights that were kept; the others stay as they are."""
-    states = [model.state_dict() for model in models]
-    for place, array in arrays.items():
-        number, _, key = place.partition("/")
-        states[int(number)][key].copy_(torch.from_numpy(array.copy()))

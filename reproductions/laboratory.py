@@ -38,9 +38,6 @@ from reproductions.keeping import (
     cache_with_notes,
     current_job,
     join,
-    keep_network,
-    keep_result,
-    keep_training,
     note_images,
     note_recipe,
     note_result,
@@ -53,8 +50,8 @@ from reproductions.keeping import (
 from reproductions.recipes import RECIPES, WINDOW, Keeping, Network, Run, architecture_digest, recipe_words
 
 __all__ = [
-    "RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "cache_with_notes", "keep_network",
-    "keep_result", "keep_training", "keep_weights", "note_images", "note_result", "note_weights", "recipe_words",
+    "RECIPES", "Images", "Lab", "Network", "Run", "architecture_digest", "cache_with_notes", "keep_weights",
+    "note_images", "note_result", "note_weights", "recipe_words",
 ]  # fmt: skip
 HERE = Path(__file__).parent
 LONGEST = 60  # characters of a task in messages of progress

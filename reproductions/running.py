@@ -147,7 +147,6 @@ def working(statement: Statement, lab: Lab) -> Iterator[None]:
         return
     folder = place / "jobs" / f"{statement.id.replace('/', '-')}.{lab.scale}"
     identity = {"claim": statement.id, "scale": lab.scale, "netkin": __version__, "commit": commit()} | lab.identity
-    identity["parts"] = "each with notes of what it read"
     if (folder / "job.json").exists() and jobs.read(folder).identity != identity:
         shutil.rmtree(folder)
     with jobs.Job(folder, "claim", identity, call=call_of(statement, lab)) as job:

@@ -64,6 +64,17 @@ def test_a_function_is_called_ten_times_a_second_and_at_the_end(clock, calls):
     assert calls == [(9, None, "reading")]
 
 
+def test_work_in_parts_is_counted_together(calls, monkeypatch):
+    monkeypatch.setattr(progress, "PAUSE", 0)
+    with progress.showing(calls.note), progress.together(6, "reading", "examples", done=1):
+        for size in (2, 3):
+            with reporting(size, "reading", "examples") as report:
+                report.update(size)
+            with reporting(1, "measuring", "pairs") as report:
+                report.update()
+    assert calls == [(3, 6, "reading"), (1, 1, "measuring"), (6, 6, "reading"), (1, 1, "measuring")]
+
+
 def test_work_that_ends_early_has_no_end_to_tell(calls):
     def stop():
         with reporting(3, "reading", "examples", calls.note) as report:

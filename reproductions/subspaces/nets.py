@@ -18,7 +18,7 @@ from netkin.representations.filters import atom_layers, decompose, freeze_except
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe, train_many
 from reproductions.gradients.nets import settle
-from reproductions.laboratory import Images, Lab, keep_training
+from reproductions.laboratory import Images, Lab
 
 HEADS = {"resnet18": ("fc",), "alexnet": ("fc6", "fc7", "fc8"), "vgg11": ("fc",)}
 WORDS = {"resnet18": "ResNet-18", "alexnet": "AlexNet", "vgg11": "VGG11"}
@@ -82,7 +82,6 @@ def shuffled(data: Images, seed: int) -> Images:
     return replace(data, train_labels=data.train_labels[order.to(data.train_labels.device)])
 
 
-@keep_training
 def train_all(
     lab: Lab,
     name: str,

@@ -20,7 +20,7 @@ from netkin.representations.filters import AtomConv2d, atom_layers, freeze_excep
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab, keep_result
+from reproductions.laboratory import Lab
 from reproductions.recipes import length_words
 from reproductions.subspaces.families import (
     FRESH,
@@ -284,7 +284,6 @@ REGRESSION = (
 )
 
 
-@keep_result
 def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     """Return the similarities of two trained networks, of one start and target or of two."""
     models = [_network(seed, relu) for _ in range(2)]
@@ -302,7 +301,6 @@ def fitted(seed: int, relu: bool, way: str) -> dict[str, float]:
     return found
 
 
-@keep_result
 def varies(seed: int) -> bool:
     """Tell whether features vary with orthogonal probes where the weights of x were 0 at the start."""
     model = _network(seed, relu=False).double()

@@ -16,7 +16,7 @@ import netkin as nk
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe, train
 from reproductions.claims import Finding, Measured, all_of, claim, gains, line, verdict
-from reproductions.laboratory import Lab, keep_network
+from reproductions.laboratory import Lab
 from reproductions.recipes import length_words
 
 WIDTH, POINTS, PENULTIMATE = 200, 513, "7"
@@ -136,7 +136,6 @@ def _fresh(seed: int) -> nn.Module:
 
 
 @cache
-@keep_network(_built)
 def _net(seed: int) -> nn.Module:
     """Return a trained network."""
     model = seeded(_built, seed)

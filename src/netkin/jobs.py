@@ -161,6 +161,7 @@ class Job:
         self._state = State(kind, json.loads(json.dumps(identity)), call, folder=str(folder))  # as it will be read
         self._in_memory: dict[str, Part] = {}  # all without a folder, else those that could not be written
         self._unwritten: dict[str, FileError] = {}  # by the path of what could not be written
+        self._counts_parts = True  # or what `advance` reports
         self._expected: set[str] | None = None
         self._finished: set[str] = set()
         self._writing_state = threading.Lock()  # the heartbeat does it, too
@@ -176,8 +177,9 @@ class Job:
 
     # --- its parts ----------------------------------------------------------------------------------------------------
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Declare which parts there will be; those already saved are done."""
+    def expect(self, names: Iterable[str], unit: str = "parts") -> None:
+        """Declare which parts there will be, and what they are, as "rounds"; those already saved are done."""
+        self._state = replace(self._state, unit=unit)
         self._expected = set(names)
         self._finished = {name for name in self._expected if self.has(name)}
         self._write_state()
@@ -302,7 +304,7 @@ class Job:
     @property
     def state(self) -> State:
         """How far the job has come."""
-        if self._state.unit != State.unit:
+        if not self._counts_parts:
             return self._state
         total = None if self._expected is None else len(self._expected)
         lost = set() if self.folder is None else self._finished & self._in_memory.keys()
@@ -310,6 +312,7 @@ class Job:
 
     def advance(self, done: int, total: int | None, unit: str) -> None:
         """Report the progress of work without parts, as the "steps" of a training; a request to cancel ends it."""
+        self._counts_parts = False
         done = self._state.done if self._lacks_results else done  # for the next call
         self._state = replace(self._state, done=done, total=total, unit=unit)
         self._write_state()

@@ -30,6 +30,7 @@ DELAY = 2  # seconds before a bar is shown
 _chosen: ContextVar[ProgressOption] = ContextVar("progress", default=None)
 _functions: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("progress functions", default=())
 _subject: ContextVar[str] = ContextVar("subject", default="")
+_whole: ContextVar[tuple[str, str, Report] | None] = ContextVar("whole", default=None)
 _command: ContextVar[str] = ContextVar("command", default="")
 
 
@@ -72,6 +73,23 @@ def about(subject: str) -> Iterator[None]:
 
 
 @contextmanager
+def together(total: int | None, what: str, unit: str, *, done: int = 0) -> Iterator[None]:
+    """Inside the `with`, progress of that name and unit, which comes in parts, is counted as one up to `total`.
+
+    Without a total each part is counted by itself.
+    """
+    if total is None:
+        yield
+        return
+    with reporting(total, what, unit, done=done) as report:
+        token = _whole.set((what, unit, report))
+        try:
+            yield
+        finally:
+            _whole.reset(token)
+
+
+@contextmanager
 def reporting(
     total: int | None, what: str, unit: str, progress: ProgressOption = None, *, done: int = 0
 ) -> Iterator[Report]:
@@ -84,6 +102,10 @@ def reporting(
         progress: None, False or a function; None is what `showing` chose around it.
         done: How many were done before.
     """
+    whole = _whole.get()
+    if whole is not None and whole[:2] == (what, unit):
+        yield whole[2]
+        return
     with showing(progress):
         chosen = _chosen.get()
     what = f"{what} ({_subject.get()})" if _subject.get() else what

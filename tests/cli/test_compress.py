@@ -13,7 +13,7 @@ DIGITS = "compress netkin:digits --data digits:test --layer conv4 --layer fc"
 
 
 def test_the_table_is_that_of_the_library_and_the_file_can_be_loaded(netkin):
-    result = netkin(f"{DIGITS} --k 8 --from-the-top --orthogonal --out small.netkin")
+    result = netkin(f"{DIGITS} --k 8 --order from_the_top --projection orthogonal --out small.netkin")
     random = "warning: 'netkin:digits' was given no weights, so they are random, drawn from seed 0.\n"
     assert (result.exit_code, result.stderr) == (0, f"{random}saved to small.netkin\n")
     model, data = nk.load_model("netkin:digits"), nk.load_data("digits:test")

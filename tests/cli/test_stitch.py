@@ -205,7 +205,7 @@ def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monke
     assert result.exit_code == 130
     assert "interrupted: some stitches were not reached" in " ".join(result.stdout.split())
     assert (
-        "netkin: interrupted, with 3 of 5 parts done in ab.netkin; run the same command again to resume.\n"
+        "netkin: interrupted, with 2 of 4 stitches done in ab.netkin; run the same command again to resume.\n"
         in result.stderr
     )
     again = netkin(line)

@@ -279,6 +279,18 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     assert not list((tmp_path / "many.netkin.job" / "parts").glob("sums*"))
 
 
+def test_a_job_counts_the_examples_of_all_its_shares(nets, inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("netkin.progress.PAUSE", 0)
+    heard, data = [], list(inputs.split(10))
+    nk.compare_many(nets, data, progress=lambda *call: heard.append(call), save=tmp_path / "many.netkin")
+    reading = [(done, total) for done, total, what in heard if what == "reading"]
+    assert reading == sorted(reading)
+    assert {total for _, total in reading} == {90}
+    assert reading[-1][0] == 90
+    assert not any(what == "comparing" for *_, what in heard)  # passes, of which there is one
+    assert nk.jobs.read(tmp_path / "many.netkin").progress == "90 of 90 examples"
+
+
 def test_sums_of_another_number_of_shares_are_not_continued(nets, inputs):
     a, b, *_ = nets.values()
 

@@ -71,7 +71,7 @@ def test_networks_that_are_trained_count_as_tasks_and_are_named(lab, monkeypatch
     with showing(False), also_calling(lambda done, total, what, unit: told.append((what, unit))):
         lab.trained_all([("convnet", 0), ("convnet", 1)])
     assert (lab.done, lab.total) == (2, 2)
-    assert ("training, seed 1 (convnet)", "steps") in told
+    assert ("training (convnet)", "steps") in told
     assert ("train", "tasks") in told
     assert lab.trained_all([("convnet", 0)])  # kept, so that nothing is left to do
     assert (lab.done, lab.total) == (2, 2)

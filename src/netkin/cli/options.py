@@ -259,23 +259,19 @@ SHAPE = declared(
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _TOKENS = declared("tokens", type=COUNT, metavar="N")
+BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
+MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
+SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
 _COMPARING = (
     declared("pairs", callback=_pairs_option, metavar="[all|corresponding|band:K]"),
     SHAPE,
     _RESIZE,
     EXAMPLES,
     BALANCED,
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=128,
-        show_default=True,
-        metavar="N",
-        help="Batch size.",
-    ),
-    declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE"),
+    BATCH_SIZE,
+    MEMORY,
     DEVICE,
-    declared("seed", "Also for the sample of --examples.", type=int, metavar="N"),
+    SEED,
 )
 
 
@@ -292,14 +288,7 @@ _ERRORS = (
     _EXACT,
 )
 _SKETCHING = (
-    click.option(
-        "--seeds",
-        type=click.IntRange(min=1),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Number of random seeds over which values are averaged; a STATISTICS file has its own.",
-    ),
+    declared("seeds", of="compare_tasks", type=click.IntRange(min=1), metavar="N"),
     click.option(
         "--independent-buckets",
         is_flag=True,

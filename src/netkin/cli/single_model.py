@@ -15,11 +15,13 @@ from netkin.cli.options import (
     DEVICE,
     EXAMPLES,
     LAYERS,
+    MEMORY,
     NAMES,
+    SEED,
     SHAPE,
     TRANSFORM,
     command,
-    memory_option,
+    declared,
     result_options,
 )
 from netkin.cli.outputs import OutputFiles, as_json
@@ -71,29 +73,13 @@ class Amount(click.ParamType):
     metavar="DATA",
     help="Examples from which the directions are computed; see `netkin list data`.",
 )
-@click.option(
-    "--k",
-    type=Amount(),
-    metavar="K",
-    help="Number of directions to keep for each layer's input, or their share, such as 0.35.",
-)
-@click.option(
-    "--variance", type=float, metavar="SHARE", help="Keep the directions that explain this share of the variance."
-)
-@click.option(
-    "--accuracy-drop",
-    type=float,
-    metavar="SHARE",
-    help="Keep as few directions as possible without losing more accuracy than this.",
-)
-@click.option("--test", metavar="DATA", help="Labelled examples for the accuracy; by default --data.")
-@click.option(
-    "--against",
-    metavar="MODEL",
-    help="Choose directions shared with the same layers of this model; by default with the logits.",
-)
-@click.option("--from-the-top", is_flag=True, help="Compress layers one after another, from the last to the first.")
-@click.option("--orthogonal", is_flag=True, help="Use orthogonal projections instead of least squares.")
+@declared("k", of="compress", type=Amount(), metavar="K")
+@declared("variance", of="compress", type=float, metavar="SHARE")
+@declared("accuracy_drop", of="compress", type=float, metavar="SHARE")
+@declared("test", of="compress", metavar="DATA")
+@declared("against", of="compress", metavar="MODEL")
+@declared("order", of="compress", type=click.Choice(["at_once", "from_the_top"]))
+@declared("projection", of="compress", type=click.Choice(["least_squares", "orthogonal"]))
 @EXAMPLES
 @BALANCED
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
@@ -115,24 +101,20 @@ def compress(model: str, **options: Any) -> None:
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 
-def _compress(
-    model: str, layers: tuple[str, ...], data: str, test: str | None, against: str | None, **options: Any
-) -> nn.Module:
+def _compress(model: str, layers: tuple[str, ...], data: str, test: str | None, **options: Any) -> nn.Module:
     """Load what was named and call the library."""
     from netkin.applications.compression import compress as compress_model
     from netkin.sources import load_data
 
-    whole, *others = load_models([model, against] if against else [model])
+    against = options.pop("against")
+    whole, *others = load_models([model] if against == "logits" else [model, against])
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
-    judged = load_data(test, models=[model]) if test else None
     small = compress_model(
         whole,
         list(layers),
         data=batches,
-        test=judged,
-        against=others[0] if others else "logits",
-        order="from_the_top" if options.pop("from_the_top") else "at_once",
-        projection="orthogonal" if options.pop("orthogonal") else "least_squares",
+        test=load_data(test, models=[model]) if test else None,
+        against=others[0] if others else against,
         transform=functions_of(options.pop("transforms"), 1),
         **options,
     )
@@ -239,9 +221,9 @@ def _study(
 @SHAPE
 @EXAMPLES
 @BALANCED
-@click.option("--memory", callback=memory_option, metavar="SIZE", help="Memory limit, such as 500MB or 2GB.")
+@MEMORY
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SEED
 @result_options("classes")
 def classes(model: str, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.

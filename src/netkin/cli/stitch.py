@@ -13,6 +13,7 @@ import click
 from netkin.cli.compare import kind_of_file, open_statistics
 from netkin.cli.options import (
     BALANCED,
+    BATCH_SIZE,
     COUNT,
     DEVICE,
     EXAMPLES,
@@ -22,6 +23,7 @@ from netkin.cli.options import (
     PLAN,
     RESUMED,
     command,
+    declared,
     result_options,
 )
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
@@ -90,21 +92,13 @@ MOST = 6  # warnings shown
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
-@click.option("--resize", type=click.Choice(["average", "bilinear", "nearest"]),
-              help="How feature maps are resized; by default average to smaller, bilinear to larger.")  # fmt: skip
+@declared("resize", of="stitch_all", type=click.Choice(["average", "bilinear", "nearest"]))
 @EXAMPLES
-@click.option("--test-examples", type=COUNT, metavar="N", help="Number of examples to use, sampled from all of --test.")
+@declared("test_examples", "They are sampled from all of --test.", of="stitch_all", type=COUNT, metavar="N")
 @BALANCED
-@click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
+@BATCH_SIZE
 @DEVICE
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Random seed for --examples, random maps and training.",
-)
+@declared("seed", "Also for the sample of --examples.", of="stitch_all", type=click.IntRange(min=0), metavar="N")
 @NAMES
 @click.option(
     "--map", "map_file", type=FILE, help="With one --at and one --method: write the stitch to this file, for `nk.load`."

@@ -434,7 +434,8 @@ class Many:
         modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}
         with job, state_noted(job, modules):
             way, limit = self._planned(job)
-            parts = PairsJob(job, self.measures, way.blocks, way.sample)
+            examples = way.sample or examples_in(self.call.data, self.call.spec.examples)
+            parts = PairsJob(job, self.measures, way.blocks, way.sample, examples)
             result = Comparisons(self._through(way, replace(self.call, limit=limit), parts))
             job.save(lambda: result)
             return result
@@ -487,7 +488,7 @@ class Many:
         by_pair: dict[Pair, Comparison] = {}
         total = examples_in(self.call.data, self.call.spec.examples) if way.is_sample else None
         digest = ""
-        for block in reported(way.blocks, "comparing", "passes"):
+        for block in reported(way.blocks, "comparing", "passes") if len(way.blocks) > 1 else way.blocks:
             comparisons = self._compared(block, way, call, parts)
             digest = _same_data(digest, comparisons[0])
             by_pair |= {(comparison.a, comparison.b): as_sample(comparison, total) for comparison in comparisons}

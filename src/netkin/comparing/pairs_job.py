@@ -12,6 +12,7 @@ from netkin.comparing.tabulating import comparisons_of
 from netkin.identity import DataDigest, in_words, settings_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import Measure
+from netkin.progress import together
 from netkin.representations import batches_of
 from netkin.representations.inputs import batch_length
 from netkin.results import Comparison
@@ -34,8 +35,16 @@ class PairsJob:
     pass are a part after each share of the data; it goes when the tables are there.
     """
 
-    def __init__(self, job: Job, measures: Sequence[Measure], blocks: Sequence[ModelBlock], sample: int | None = None):
+    def __init__(
+        self,
+        job: Job,
+        measures: Sequence[Measure],
+        blocks: Sequence[ModelBlock],
+        sample: int | None = None,
+        examples: int | None = None,
+    ):
         self.job, self.measures, self.sample = job, measures, sample
+        self.examples, self.passes, self.finished = examples, len(blocks), 0
         job.expect(name for block in blocks for name in groups_of(block.pairs, self.sample))
 
     def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
@@ -49,20 +58,30 @@ class PairsJob:
             whole = self._whole(block, shares, collect)
             comparisons |= {name: self._read(name, whole, groups[name]) for name in missing}
         self.job.drop(f"sums of {label_of(block.pairs, self.sample)}")
+        self.finished += 1
+        self._advance(0)
         return list(chain.from_iterable(of_group or () for of_group in comparisons.values()))
 
     def _whole(self, block: ModelBlock, shares: int, collect: Collect) -> Comparer:
         """Return the statistics of all shares, which are kept after each."""
         name = f"sums of {label_of(block.pairs, self.sample)}"
         done, whole = self.job.recall(name, partial(_unpacked_sums, shares)) or (0, None)
-        for share in range(done + 1, shares + 1):
-            part = collect(share, shares)
-            whole = part if whole is None else whole.merge(part)
-            header, arrays = whole.to_arrays()
-            self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+        with together(self.examples, "reading", "examples", done=0 if whole is None else whole.examples):
+            for share in range(done + 1, shares + 1):
+                part = collect(share, shares)
+                whole = part if whole is None else whole.merge(part)
+                header, arrays = whole.to_arrays()
+                self.job.keep(name, {"shares": share, "of": shares, "statistics": header}, arrays)
+                self._advance(whole.examples)
         assert whole is not None
         whole.note(part="")
         return whole
+
+    def _advance(self, examples: int) -> None:
+        """Report how many examples are read: all of the finished passes, and so many of the one that is taken."""
+        if self.examples is not None:
+            total = self.passes * self.examples
+            self.job.advance(min(self.finished * self.examples + examples, total), total, "examples")
 
     def _read(self, name: str, whole: Comparer, pairs: Sequence[Pair]) -> list[Comparison]:
         comparisons = comparisons_of(whole, self.measures, pairs)

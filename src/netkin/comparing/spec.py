@@ -289,6 +289,7 @@ def takes_options(without: str = "", declared: Declared = DECLARED) -> Callable[
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
             return function(*arguments, **options)
 
+        called.declared = declared  # type: ignore[attr-defined]
         called.__signature__ = signature.replace(parameters=[*parameters, *added, *[rest] * takes_more])  # type: ignore[attr-defined]
         called.__doc__ = documented(
             function.__doc__ or "", ["measures"] * (declared is DECLARED and "measures" in known) + names, declared

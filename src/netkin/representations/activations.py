@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError, ShapeError
-from netkin.progress import ProgressOption, reported
+from netkin.progress import ProgressOption
 from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.gradients import ExampleLosses, Taps, Target
 from netkin.representations.hooks import inference_mode_of
-from netkin.representations.inputs import Forward, Transform, batch_length, batches_of
+from netkin.representations.inputs import Forward, Transform, batch_length, reported_batches
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layers import Spec, layer_label
 from netkin.representations.shapes import Shape, refuse_strange_layers
@@ -162,7 +162,7 @@ class ModelReading:
             self.model, layers, shape=self.shape, forward=self.forward, transform=self.transform, taps=taps
         )
         with inference_mode_of(self.model, exact=self.exact_model), recorder.open():
-            for batch in reported(batches_of(data, examples), "reading", "batches", progress):
+            for batch in reported_batches(data, examples, "reading", progress):
                 recorded = recorder(batch)
                 recorder.require_finite(recorded, batch)
                 features, gradients = recorded.rows, recorded.gradients.get(self.target, {})

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from netkin.arrays import plain_array, refuse_masked
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
-from netkin.progress import reporting
+from netkin.progress import ProgressOption, reporting
 from netkin.representations.hooks import copied, copied_leaf, leaves, mapped, one_forward, parts, rebuilt
 from netkin.representations.layers import unwrapped
 from netkin.settings import tf32_in
@@ -261,9 +261,9 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
         raise InvalidValue(f"the data gave no batches: they hold no examples{held}; give at least one.")
 
 
-def watched(data: Any, examples: int | None, doing: str) -> Iterator[Any]:
-    """Yield the batches of the data, up to `examples` examples, with a bar on stderr if that takes long."""
-    with reporting(examples_in(data, examples), doing, "examples") as report:
+def reported_batches(data: Any, examples: int | None, what: str, progress: ProgressOption = None) -> Iterator[Any]:
+    """Yield the batches of the data, up to `examples` examples, and report how many examples were given."""
+    with reporting(examples_in(data, examples), what, "examples", progress) as report:
         for batch in batches_of(data, examples):
             yield batch
             report.update(length_if_known(batch) or 0)

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -204,10 +203,6 @@ class Series(Result):
     def long_form(self) -> LongForm:
         """Return a row for each number at each step; `layer_b` is a layer of the final step."""
         return (self.unit, *NUMBERS), ((step, *row) for step in self.steps for row in self[step].numbers())
-
-    def _repr_html_(self) -> str:
-        """Show the series in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, require_at_least
+from netkin.errors import InvalidValue, NameClash, ShapeError, require_at_least, require_listed
 from netkin.identity import DataDigest
 from netkin.sources.batches import LabelledData
 from netkin.training.example_order import arrays_in, labelled_arrays
 
-DEALS = ("random", "groups")
+PARTITIONS = ("random", "groups")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def split_by_classes(
     classes: int,
     *,
     test: Any = None,
-    deal: str = "random",
+    partition: str = "random",
     equal: bool = False,
     seed: int = 0,
 ) -> ClientSplit:
@@ -136,16 +136,17 @@ def split_by_classes(
 
     Args:
         data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
-        clients: how many clients there are.
-        classes: how many classes each has.
+        clients: the number of clients.
+        classes: the number of classes that each client has.
         test: arrays to test on, split in the same way, if any.
-        deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
-            classes into groups, in order, and gives each group to as many clients, one after the other.
-        equal: whether examples are left out so that all clients have as many to train on, of each of their classes.
+        partition: how classes are divided: "random" draws those of each client so that all classes have about as many
+            clients; "groups" cuts the classes into groups, in order, and gives each group to as many clients.
+        equal: leave examples out so that all clients have as many to train on, of each of their classes.
         seed: of the drawing.
 
     Example:
-        >>> found = split_by_classes((torch.zeros(12, 2), torch.arange(12) % 4), clients=4, classes=2, deal="groups")
+        >>> data = torch.zeros(12, 2), torch.arange(12) % 4
+        >>> found = split_by_classes(data, clients=4, classes=2, partition="groups")
         >>> found.classes
         {'0': (0, 1), '1': (0, 1), '2': (2, 3), '3': (2, 3)}
         >>> [len(labels) for _, labels in found.train.values()]
@@ -154,13 +155,12 @@ def split_by_classes(
     inputs, labels = as_examples(data, "`data`")
     every = labels.unique().tolist()
     _refuse_counts(clients, classes, len(every))
-    if deal not in DEALS:
-        raise UnknownName(f"classes are dealt by {' or '.join(map(repr, DEALS))}; got deal={deal!r}.")
+    require_listed("partition", partition, PARTITIONS)
     generator = torch.Generator().manual_seed(seed)
-    held = _grouped(every, clients, classes) if deal == "groups" else _drawn(every, clients, classes, generator)
+    held = _grouped(every, clients, classes) if partition == "groups" else _drawn(every, clients, classes, generator)
     names = [str(number) for number in range(clients)]
-    train = _dealt(inputs, labels, held, names, generator, equal)
-    tests = {} if test is None else _dealt(*as_examples(test, "`test`"), held, names, generator)
+    train = _divided(inputs, labels, held, names, generator, equal)
+    tests = {} if test is None else _divided(*as_examples(test, "`test`"), held, names, generator)
     return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
 
 
@@ -175,7 +175,7 @@ def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ..
     if len(every) % classes or clients % len(groups):
         raise InvalidValue(
             f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
-            "choose numbers that divide each other, or deal='random'."
+            "choose numbers that divide each other, or partition='random'."
         )
     return [group for group in groups for _ in range(clients // len(groups))]
 
@@ -191,7 +191,7 @@ def _drawn(every: list[int], clients: int, classes: int, generator: torch.Genera
     return found
 
 
-def _dealt(
+def _divided(
     inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
     equal: bool = False,
 ) -> dict[str, LabelledData]:  # fmt: skip

@@ -107,7 +107,7 @@ def train(
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
         with Job.beside(save, KIND, identity, call=call, overwrite=overwrite, compare=COMPARE) as job:
             saving = PartSaving(None if save is None else job, STATE, is_whole=True, test=test)
-            history = loop.run(saving, progress, f"training, seed {seed}")
+            history = loop.run(saving, progress)
             if save is not None:
                 with job.writing(save):
                     save_weights(model, save, overwrite=True)
@@ -165,7 +165,7 @@ class Loop:
         ended = self.step == self.recipe.steps or self.epoch == self.recipe.epochs
         return ended or any(hook.should_stop(self.step) for hook in self.hooks)
 
-    def run(self, saving: PartSaving, progress: ProgressOption = None, what: str = "training") -> list[Record]:
+    def run(self, saving: PartSaving, progress: ProgressOption = None) -> list[Record]:
         """Begin, or go on where it stopped, and return the records of all epochs."""
         self.saving = saving
         if saving.keeps:
@@ -178,7 +178,7 @@ class Loop:
             self._keep()  # a place that can't be written is found before the work
         else:
             self._load(found)
-        with reporting(self.total, what, "steps", progress, done=self.step) as report:
+        with reporting(self.total, "training", "steps", progress, done=self.step) as report:
             while not self.done:
                 self._epoch(report)
         return self.history

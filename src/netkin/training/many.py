@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from netkin.errors import InvalidValue, NetkinError, ShapeError, outside, require_listed
 from netkin.identity import form_difference, form_of
-from netkin.progress import ProgressOption, reporting, showing
+from netkin.progress import ProgressOption, about, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all, without_vmap_warnings
 from netkin.training.example_order import arrays_in, each_warned_once, placed
@@ -208,7 +208,9 @@ class Trainings:
             for number, (model, data, seed) in enumerate(zip(self.models, self.data, self.seeds, strict=True)):
                 hooks = [*(self.hooks(number) if self.hooks else ()), partial(self._look_at, number)]
                 self._look_at(number, model, 0)
-                found.append(train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks))
+                with about(f"network {number + 1} of {len(self.models)}") if len(self.models) > 1 else nullcontext():
+                    history = train(model, data, self.recipe, test=self.test, seed=seed, loss=self.loss, hooks=hooks)
+                found.append(history)
         return found
 
     def _look_at(self, number: int, model: nn.Module, step: int) -> None:

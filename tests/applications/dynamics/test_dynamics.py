@@ -319,7 +319,7 @@ def test_a_cancelled_study_keeps_its_steps_and_goes_on(rows, tmp_path):
             nk.jobs.cancel(file)
         return model(batch)
 
-    with pytest.raises(nk.jobs.Cancelled, match="2 of 3 parts are done"):
+    with pytest.raises(nk.jobs.Cancelled, match="2 of 3 steps are done"):
         dynamics(models, rows, save=file, forward=forward)
     assert (nk.load(file).missing, nk.jobs.read(file).condition) == ((10,), "cancelled")
     assert dynamics(models, rows, save=file, forward=forward).complete
@@ -400,7 +400,7 @@ def test_real_signals_leave_a_file_to_continue_from(rows, tmp_path):
 def test_a_function_hears_of_the_progress_and_nothing_else_is_shown(rows, capsys):
     heard = []
     dynamics({0: Fan(0), 10: Fan(10)}, rows, progress=lambda *news: heard.append(news))
-    assert (2, 2, "looking at checkpoints") in heard
+    assert (2, 2, "reading checkpoints") in heard
     assert heard[-1] == (2, 2, "comparing")
     assert capsys.readouterr().out == ""
     with pytest.raises(InvalidValue, match="`progress` is None"):

@@ -38,10 +38,9 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.spec import declarations, option, takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, UnknownName, did_you_mean, require_listed
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import feed, labels_of
+from netkin.representations.inputs import feed, labels_of, reported_batches
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
@@ -61,15 +60,17 @@ K = int | float | Mapping[str, int | float] | None
 class Compressing(Experiment):
     """How a model is compressed; one of `k`, `variance` and `accuracy_drop` sets how many directions are kept."""
 
-    test: Any = option(None, "labelled examples for the accuracy; by default `data`.")
-    k: K = option(None, "directions to keep, or their share of the layer's width, for all layers or by layer.")
-    variance: float | None = option(None, "the share of the input's variance to hold.")
+    test: Any = option(None, "labelled examples for the accuracy; by default the data.")
+    k: K = option(None, "how many directions of each layer's input to keep, or their share, such as 0.35.")
+    variance: float | None = option(None, "the share of the input's variance to keep, from which k follows.")
     accuracy_drop: float | None = option(
         None, "by how much the accuracy may fall, as a share of the examples; k is then searched by halving."
     )
-    against: str | nn.Module = option("logits", '"logits", or another model, whose same layers are compared with.')
-    projection: str = option("least_squares", '"least_squares" or "orthogonal".')
-    order: str = option("at_once", '"at_once" or "from_the_top".')
+    against: str | nn.Module = option("logits", '"logits", or a model with whose same layers directions are shared.')
+    projection: str = option(
+        "least_squares", '"least_squares", the best guess of each neuron from the directions, or "orthogonal".'
+    )
+    order: str = option("at_once", '"at_once", or "from_the_top": one layer after the other, from the last.')
     cut: float = option(0.99, "the share of variance in which SVCCA looks for directions.")
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Compressing(Experiment):
             return None
         right = seen = 0
         with inference_mode_of(net, exact=True):
-            for number, batch in enumerate(reported(batches_of(data, examples), "measuring accuracy", "batches")):
+            for number, batch in enumerate(reported_batches(data, examples, "measuring accuracy")):
                 logits, labels = main_tensor(self.run(net, batch), "").flatten(0, -2), labels_of(batch)
                 require_finite(logits, f"the model's output in batch {number}")
                 if labels is None:

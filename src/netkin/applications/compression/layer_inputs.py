@@ -21,10 +21,9 @@ from netkin.arrays import exact_products, require_finite
 from netkin.errors import ForwardError, MemoryLimit, ShapeError
 from netkin.identity import DataDigest
 from netkin.memory import format_bytes, free_memory
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import apart, main_tensor, uncompiled
-from netkin.representations.inputs import attention_mask, call, length_if_known, prepared
+from netkin.representations.inputs import attention_mask, call, length_if_known, prepared, reported_batches
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
@@ -77,11 +76,12 @@ def collected(model: nn.Module, layers: Sequence[str], other: nn.Module | None, 
     """Return the moments of what layers are fed, from one pass; against the logits where there is no other model."""
     beside = "logits" if other is None else "other model"
     found = Inputs(LayerMoments([([name], [f"{name} ({beside})"]) for name in layers]), beside)
-    subjects, batches = [model] if other is None else [model, other], batches_of(experiment.data, experiment.examples)
+    subjects = [model] if other is None else [model, other]
+    batches = reported_batches(experiment.data, experiment.examples, "reading inputs")
     with ExitStack() as stack:
         stack.enter_context(inference_mode_of(*subjects, exact=True))
         readers = [stack.enter_context(_reading(subject, layers, experiment)) for subject in subjects]
-        for number, batch in enumerate(reported(batches, "reading inputs", "batches")):
+        for number, batch in enumerate(batches):
             readings = [read(batch) for read in readers]
             with exact_products():
                 rows = _rows(readings, layers, beside, number)

@@ -263,17 +263,17 @@ class RunStudy:
         if apart is not None:
             self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            for step in reported(self.run.steps, "looking at checkpoints", "files"):
+            for step in reported(self.run.steps, "reading checkpoints", "files"):
                 self.identify(step)
         with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
-            job.expect(map(self._part, self.weights))
+            job.expect(map(self._part, self.weights), f"{self.run.unit}s")
             try:
                 waiting = self._waiting(job)
                 if apart is None:
                     self._compare_all(job, waiting, call)
                 else:
                     self.done |= apart.compare(job, {step: self._part(step) for step in waiting})
-                    job.expect(map(self._part, self.done))
+                    job.expect(map(self._part, self.done), f"{self.run.unit}s")
                     job.save(lambda: self._so_far(call))
             except KeyboardInterrupt:
                 if not experiment.partial or not self.done:

@@ -99,7 +99,7 @@ def sparsity_study(
     drawn = random_weights(named.values())
     curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
     measured: dict[str, tuple[LinearCost, ...]] = {}
-    with showing(progress), reporting(len(named), "looking at networks", "networks") as report:
+    with showing(progress), reporting(len(named), "analysing", "networks") as report:
         for name, model in named.items():
             if data is not None and shares:
                 curve[name] = tuple(accuracy_after_pruning(model, data, shares, layers=layers))

@@ -27,7 +27,7 @@ from netkin.comparing.feed import data_name
 from netkin.comparing.spec import takes_options
 from netkin.errors import InflatedWarning, InvalidValue, outside
 from netkin.identity import described_call
-from netkin.representations.inputs import device_of, watched
+from netkin.representations.inputs import device_of, reported_batches
 from netkin.representations.layers import unwrapped
 from netkin.sources.names import by_name
 
@@ -162,7 +162,7 @@ def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, Way], Stitch]
     names, (a, b) = tuple(request.models), request.given_models.values()
     data, examples = request.tried
     few = request.saved or all(way.is_blind for way in request.ways)
-    batches: Iterator[Any] = watched(data, FEW if few else examples, "fitting")
+    batches: Iterator[Any] = reported_batches(data, FEW if few else examples, "fitting")
     first = next(batches)
     found = joints(a, b, first, pairs=request.pairs, resize=request.resize, names=(names[0], names[1]))
     found.refuse()

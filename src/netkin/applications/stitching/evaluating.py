@@ -32,7 +32,7 @@ from netkin.measures import cca_mean, cka, svcca
 from netkin.measures.registry import LEADING
 from netkin.representations import inference_mode_of, recording
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, watched
+from netkin.representations.inputs import attention_mask, batch_length, feed, labels_of, reported_batches
 from netkin.representations.layers import layer_label
 from netkin.representations.shapes import fitting_mask
 from netkin.results.quantity import Quantity
@@ -193,7 +193,7 @@ def evaluate_each(
     layers = list(dict.fromkeys(network.layer_b for network in networks))
     faults: dict[int, NetkinError] = {}
     with inference_mode_of(networks[0].a, b, exact=True):
-        for batch in watched(data, examples, "evaluating"):
+        for batch in reported_batches(data, examples, "evaluating"):
             with recording(b, layers) as kept:
                 own_answers, own = feed(b, batch), {layer: kept[layer] for layer in layers}
             heads = _heads(networks, batch)

@@ -24,7 +24,7 @@ from netkin.errors import InvalidValue, NameClash, UnknownName, require_at_least
 from netkin.identity import described_call, function_digest
 from netkin.progress import ProgressOption
 from netkin.representations import batches_of
-from netkin.representations.inputs import watched
+from netkin.representations.inputs import reported_batches
 from netkin.results.labels import parse_id
 from netkin.sources.batches import overlap_remark
 
@@ -111,7 +111,7 @@ class StitchRequest(Experiment):
     measures: Any = option(("cka",), "similarities of the same layers, tabulated too.")
     scores: str | Sequence[str] = option(USUAL, "which numbers of an evaluation.")
     shape: Any = option(None, "what one example is for the similarities; by default a place, as for stitches.")
-    test_examples: int | None = option(None, "how many examples of `test` are read.")
+    test_examples: int | None = option(None, "how many examples of the test data to read.")
     each: Callable[[Stitch], None] | None = option(None, "a function that is called with every `Stitch`.")
 
     def __post_init__(self) -> None:
@@ -262,6 +262,6 @@ def digest_of(data: Any, examples: int | None = None) -> tuple[str, int, str]:
     The third is a text that changes with the order and with the sizes of the batches, empty for data that may shuffle.
     """
     found = BatchesDigest(data)
-    for _ in found.passing(watched(data, examples, "reading the data")):
+    for _ in found.passing(reported_batches(data, examples, "reading the data")):
         pass
     return str(found.examples), len(found.sizes), found.order and f", order {found.order}"

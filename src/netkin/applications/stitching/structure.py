@@ -22,7 +22,7 @@ from netkin.arrays import as_tensor
 from netkin.errors import InvalidValue, ShapeError
 from netkin.progress import ProgressOption, showing
 from netkin.representations import inference_mode_of
-from netkin.representations.inputs import feed, watched
+from netkin.representations.inputs import feed, reported_batches
 from netkin.results import Values
 from netkin.results.caveats import Caveat
 from netkin.sources.names import by_name
@@ -155,7 +155,7 @@ def barrier(
     between = [_between(first, second, weight).transformation for weight in weights]
     network.cut()
     with showing(progress), inference_mode_of(network.a, network.b, exact=True):
-        for batch in watched(data, examples, "interpolating"):
+        for batch in reported_batches(data, examples, "interpolating"):
             own, head = feed(network.b, batch), network.begin(batch)
             for transformation, answers in zip(between, said, strict=True):
                 answers.update(network.finish(transformation(head), batch), own, batch)

@@ -48,7 +48,7 @@ from netkin.jobs import Job, Part
 from netkin.memory import format_bytes, portions_in_memory
 from netkin.progress import Interruption, reported, showing
 from netkin.representations import batches_of
-from netkin.representations.inputs import batch_length, device_of, examples_in, watched
+from netkin.representations.inputs import batch_length, device_of, examples_in, reported_batches
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons, Values
 from netkin.results.caveats import Caveat, grouped
@@ -151,7 +151,7 @@ def _sweeps(request: StitchRequest, pairs: Sequence[Pair], call: str, *, several
                 found[one.a, one.b] = one
                 job.save(lambda: Comparisons(found) if several else one)
 
-            job.expect(name for one in sweeps for name in (one.similarity_part, *map(one.part, one.work)))
+            job.expect((one.part(key) for one in sweeps for key in one.work), "stitches")
             for sweep in reported(sweeps, "stitching", "pairs of models") if several else sweeps:
                 done.append(sweep.run(job, store, interruption))
                 if interruption.ended:
@@ -284,7 +284,9 @@ class Sweep:
         if not work:
             return
         self.store(self._so_far())
-        fit = self.saved or fit_by_pass(watched(self.request.data, self.request.examples, "fitting"), self.joints)
+        fit = self.saved or fit_by_pass(
+            reported_batches(self.request.data, self.request.examples, "fitting"), self.joints
+        )
         made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
         self._evaluate([one for one in made if one[0][1].training is None])
         longer = [one for one in made if one[0][1].training is not None]

@@ -55,7 +55,6 @@ from netkin.jobs import Job
 from netkin.measures import cka
 from netkin.measures.kernels import batch_cka
 from netkin.memory import format_bytes
-from netkin.progress import reported
 from netkin.representations import batches_of, inference_mode_of, recording
 from netkin.representations.hooks import leaves, main_tensor, mapped, parts, rebuilt
 from netkin.representations.inputs import (
@@ -66,6 +65,7 @@ from netkin.representations.inputs import (
     labels_of,
     loader_of,
     prepared,
+    reported_batches,
     sampler_of,
     take,
 )
@@ -578,7 +578,8 @@ def _trained(
 ) -> Training:
     digests = {"data": BatchesDigest(data), "validation data": BatchesDigest(validation)}
     read, sampling = partial(batches_of, data, examples), Sampling(settings.sample)
-    batches = digests["data"].passing(read() if settings.looks_at_own else _with_fit_labels(network, read()))
+    first = reported_batches(data, examples, "gathering")
+    batches = digests["data"].passing(first if settings.looks_at_own else _with_fit_labels(network, first))
     course, kept = _course(network, batches, read, settings, sampling if validation is None else None)
     if validation is not None:
         for batch in digests["validation data"].passing(batches_of(validation)):
@@ -622,7 +623,7 @@ def _course(
     computed anyhow if that is enough.
     """
     kept, size, steps, seen, penalised = list[Portion](), 0, 0, 0, bool(settings.cka_penalty)
-    for batch in reported(batches, "gathering", "batches"):
+    for batch in batches:
         steps, seen, one = steps + 1, seen + batch_length(batch), None
         if size <= settings.memory:
             own = penalised or (sampling is not None and settings.looks_at_own)

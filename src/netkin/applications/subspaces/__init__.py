@@ -97,8 +97,8 @@ def share_coefficients(
     Args:
         models: networks of one architecture, by name or in a row.
         atoms: how many atoms a layer has; by default as many as a kernel has numbers, or as layers of atoms have.
-        source: "joint", or the name of the network whose coefficients all others get.
-        block: for networks of different widths: the side of the block of coefficients that is repeated over channels.
+        source: "joint" for coefficients that fit all, or the name of the network whose coefficients the others get.
+        block: for networks of different widths, the side of the block of coefficients that is repeated over channels.
         fused: whether the new layers make their filters first (see `AtomConv2d`).
         train_only: what may be trained further, "atoms" or layers by name; all where not given.
 

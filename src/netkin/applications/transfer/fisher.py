@@ -23,10 +23,9 @@ from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
-from netkin.progress import reported
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import inference_mode_of, mapped, watching
-from netkin.representations.inputs import Forward, batch_length, batches_of, call, labels_of, prepared, take
+from netkin.representations.inputs import Forward, batch_length, call, labels_of, prepared, reported_batches, take
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -104,10 +103,10 @@ def task2vec(
             argument="samples",
         )
     experiment, fisher, seen = Experiment(models={"model": model}, data=data, **options), None, 0
-    with experiment.lending(), torch.inference_mode(False):
+    with experiment.lending(model), torch.inference_mode(False):
         model = with_plain_weights(model)
         with inference_mode_of(model, exact=exact_model):
-            for batch in reported(batches_of(data, experiment.examples), "reading", "batches"):
+            for batch in reported_batches(data, experiment.examples, "reading"):
                 if fisher is None:
                     names, probabilities = _backbone(model, backbone, batch, experiment)
                     running = _Running(model, experiment.forward, probabilities and outputs == "categorical")
@@ -208,8 +207,8 @@ def fisher_rao_norm(
         raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
     experiment = Experiment(models={"model": model}, data=data, **options)
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
-    with experiment.lending(), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
-        for batch in reported(batches_of(data, experiment.examples), "reading", "batches"):
+    with experiment.lending(model), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
+        for batch in reported_batches(data, experiment.examples, "reading"):
             batch = Taps.without_inference(prepared(model, batch, experiment.transform))
             logits = logits_of(call(model, batch, experiment.forward)).detach()
             require_finite(logits, "the model's output")

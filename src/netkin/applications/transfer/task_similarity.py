@@ -120,7 +120,7 @@ def task_similarity(
     chosen, networks, read = SCORES[score], list[Any](), dict[str, Any]()
     provenance, seen, names = {"call": command()}, list[_DigestedData](), tuple(tasks)
     with showing(progress):
-        for name, task in reported(tasks.items(), "reading", "tasks", total=len(tasks)):
+        for name, task in reported(tasks.items(), "embedding", "tasks", total=len(tasks)):
             with about_task(name), loaders_kept(task[1] if isinstance(task, tuple) else None):
                 side = model_input(task)
                 data = _DigestedData(side.data, options.get("examples"))
