@@ -299,7 +299,7 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(
+    return with_options(
         command,
         _data(needs_data),
         _measures(["cka"]),
@@ -323,7 +323,7 @@ def engine_options(command: Command, *, but: str = "") -> Command:
         is_eager=True,
         help=" ".join(f"{name}: {ENGINES[name]}." for name in known),
     )
-    return _with_options(command, engine, *_ENGINE)
+    return with_options(command, engine, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:
@@ -331,19 +331,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
+    return with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
+    return with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
 
 
 def result_options(
@@ -369,7 +369,7 @@ def result_options(
         OVERWRITE,
         JSON,
     )
-    return lambda command: _with_options(command, *options)
+    return lambda command: with_options(command, *options)
 
 
 def _data(required: bool = True) -> Option:
@@ -386,7 +386,8 @@ def _measures(
     )
 
 
-def _with_options(command: Command, *options: Option) -> Command:
+def with_options(command: Command, *options: Option) -> Command:
+    """Give a command some options, in this order."""
     for option in reversed(options):
         command = option(command)
     return command

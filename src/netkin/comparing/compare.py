@@ -398,7 +398,7 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = 
     alone = b is None or (b is a and spec.transforms is None and spec.forward is None and not apart)
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
-        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
+        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.", argument="names")
     refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)

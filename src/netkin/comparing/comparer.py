@@ -32,6 +32,7 @@ from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
+from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
 from netkin.statistics.stored import from_plain, to_plain
@@ -644,7 +645,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
     spec = Spec(measures=header["record"]["asked"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
-    sizes = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
+    sizes = [as_record(LayerSize, layer) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)
     comparer.needs = [_need(need) for need in header["needs"]]
     comparer.record, comparer.examples = PassRecord(**header["record"]), header["examples"]
