@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from netkin import files
 from netkin.errors import InvalidValue
-from netkin.reporting.page.document import CHARTS, Markup, document, folded_note, plain_table, tag
-from netkin.reporting.page.svg import figure_of_curve
+from netkin.reporting.blocks import Lines, Page, PageBlock, Table
+from netkin.reporting.html import html_of
+from netkin.reporting.parts import curve
 from netkin.reporting.words import sentence
 from reproductions.record import EMPIRICAL, FAILS, HOLDS, IDENTITY, IN_PART, UNDECIDED, Claim
 
@@ -49,13 +51,46 @@ def claims_page(claims: Iterable[Claim], notes: Notes | None = None, trainings: 
     listed = list(claims)
     if not listed:
         raise InvalidValue("a page of reproductions needs at least one recorded claim; got none.")
-    papers = grouped(listed).items()
-    parts = [_contents([paper for paper, _ in papers])]
-    parts += [_overview(paper, by_id) for paper, by_id in papers]
-    parts += [_claims(paper, by_id, notes or {}, trainings or {}) for paper, by_id in papers]
     said = f"What papers claim, measured again: {tally(listed)}, each at the largest scale at which it was measured."
+    papers = [_paper(paper, by_id, notes or {}, trainings or {}) for paper, by_id in grouped(listed).items()]
+    blocks = [lines for paper in papers for claim in paper.claims for lines in claim.curves]
     versions = [claim.version for claim in listed]
-    return document("Reproductions", said, parts, {}, kind="claims", versions=versions, scripts=CHARTS)
+    return html_of(Page("Reproductions", said, blocks=[ClaimsBlock(blocks, papers)], style="claims", versions=versions))
+
+
+@dataclass(frozen=True)
+class ClaimView:
+    """What is shown of a claim, at all its scales."""
+
+    scales: Sequence[Claim]
+    anchor: str
+    findings: Sequence[tuple[str, str]]  # scale, and what was found at it
+    training: str
+    numbers: Table
+    notes: Sequence[tuple[str, str]]
+    curves: Sequence[Lines]
+    made: Table
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The claims of a paper, and which columns their table has, the verdict first: it is what a reader looks for."""
+
+    name: str
+    reference: str
+    columns: Sequence[str]
+    claims: Sequence[ClaimView]
+
+
+@dataclass(frozen=True)
+class ClaimsBlock(PageBlock):
+    """All claims, in tables and one by one; their charts are blocks, which a script reads."""
+
+    kind: ClassVar[str] = "claims"
+    package: ClassVar[str] = "reproductions"
+    blocks: Sequence[Lines]
+    papers: Sequence[Paper] = field(repr=False)
+    signs: Mapping[str, tuple[str, str]] = field(default_factory=lambda: SIGNS, repr=False)
 
 
 def grouped(claims: Iterable[Claim]) -> dict[str, dict[str, list[Claim]]]:
@@ -86,72 +121,24 @@ def _plural(verdict: str, count: int) -> str:
     return words if count == 1 else words.replace("holds", "hold").replace("does", "do").replace("is ", "are ")
 
 
-def _contents(papers: Sequence[str]) -> Markup:
-    """Return links to the table of each paper, and to its claims one by one."""
-    tables = [tag("a", paper, href=f"#table-of-{paper}") for paper in papers]
-    claims = [tag("a", paper, href=f"#claims-of-{paper}") for paper in papers]
-    lines = [tag("p", f"{words}: ", *links) for words, links in (("Tables", tables), ("Claim by claim", claims))]
-    return tag("nav", *lines, class_="contents")
-
-
-def _overview(paper: str, by_id: Mapping[str, Sequence[Claim]]) -> Markup:
-    """Return the table of a paper's claims, each with a link to all that was found."""
+def _paper(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes, trainings: Trainings) -> Paper:
     claims = [claim for scales in by_id.values() for claim in scales]
     reference = next((claim.provenance["paper"] for claim in claims if "paper" in claim.provenance), "")
-    words = tag("p", reference, class_="headline") if reference else None
-    card = tag("div", tag("div", _table(claims), class_="scroll"), class_="card")
-    return tag("section", tag("h2", paper), words, card, id=f"table-of-{paper}")
+    columns = sorted(claims[0].row, key=lambda word: word != "verdict")
+    return Paper(paper, reference, columns, [_view(scales, notes, trainings) for scales in by_id.values()])
 
 
-def _claims(paper: str, by_id: Mapping[str, Sequence[Claim]], notes: Notes, trainings: Trainings) -> Markup:
-    claims = [_claim(scales, notes, trainings) for scales in by_id.values()]
-    return tag("section", tag("h2", f"{paper}, claim by claim"), *claims, id=f"claims-of-{paper}")
-
-
-def _table(claims: Sequence[Claim]) -> Markup:
-    rows = []
-    for claim in claims:
-        link = tag("a", claim.name, href=f"#{anchor(claim)}")
-        cells = {name: tag("td", cell, data_label=name) for name, cell in claim.row.items()}
-        cells |= {"claim": tag("th", link, scope="row"), "verdict": tag("td", _verdict(claim.verdict))}
-        rows.append(tag("tr", *(cells[word] for word in _columns(claim))))
-    head = tag("tr", *(tag("th", word, scope="col") for word in _columns(claims[0])))
-    return tag("table", tag("thead", head), tag("tbody", *rows), class_="plain numbers overview")
-
-
-def _columns(claim: Claim) -> list[str]:
-    """Return the columns of the overview, the verdict first: it is what a reader looks for."""
-    return sorted(claim.row, key=lambda word: word != "verdict")
-
-
-def _claim(scales: Sequence[Claim], later: Notes, trainings: Trainings) -> Markup:
-    one = scales[0]
-    verdicts = [tag("span", f"{claim.scale}: ", _verdict(claim.verdict), class_="stands") for claim in scales]
-    told = [
-        *(tag("p", tag("strong", f"At {claim.scale} scale. "), _finding(claim)) for claim in scales),
-        tag("p", tag("strong", "Criterion. "), sentence(one.criterion)),
-        tag("p", tag("strong", "Control. "), sentence(one.control)) if one.control else None,
-    ]
-    if training := training_in_words(scales, trainings):
-        told.append(tag("p", tag("strong", "Training. "), sentence(training)))
-    notes = [tag("p", tag("strong", f"At {claim.scale} scale. "), claim.note) for claim in scales if claim.note]
+def _view(scales: Sequence[Claim], later: Notes, trainings: Trainings) -> ClaimView:
+    notes = [(f"At {claim.scale} scale.", claim.note) for claim in scales if claim.note]
     notes += [
-        tag("p", tag("strong", f"Noted later, {claim.scale} scale. "), note)
+        (f"Noted later, {claim.scale} scale.", note)
         for claim in scales
         for note in later.get((claim.id, claim.scale), ())
     ]
-    parts = [
-        tag("p", *verdicts, class_="first"),
-        tag("h3", one.name),
-        tag("p", one.figure, class_="facts-line"),
-        tag("blockquote", one.sentence),
-        tag("div", *told, class_="told"),
-        _numbers(scales),
-        tag("div", *notes, class_="told") if notes else None,
-        _curves(scales),
-        _provenance(scales),
-    ]
-    return tag("article", *parts, class_="card claim", id=anchor(one))
+    findings = [(claim.scale, _finding(claim)) for claim in scales]
+    training = training_in_words(scales, trainings)
+    numbers, curves, made = _numbers(scales), _curves(scales), _made(scales)
+    return ClaimView(scales, anchor(scales[0]), findings, training, numbers, notes, curves, made)
 
 
 def training_in_words(scales: Sequence[Claim], trainings: Trainings) -> str:
@@ -166,7 +153,7 @@ def _finding(claim: Claim) -> str:
     return sentence(claim.conclusion.partition(f"” ({claim.figure})")[2].lstrip(";, "))
 
 
-def _numbers(scales: Sequence[Claim]) -> Markup:
+def _numbers(scales: Sequence[Claim]) -> Table:
     """Return a table with a row for each number of the paper or of ours, and for each scale ours and the control's."""
     parts = [(claim, part) for claim in scales for part in ("measured", "controls") if getattr(claim, part)]
     names = dict.fromkeys([*scales[0].expected, *(word for claim, part in parts for word in getattr(claim, part))])
@@ -176,27 +163,27 @@ def _numbers(scales: Sequence[Claim]) -> Markup:
     ]
     words = {"measured": "ours", "controls": "control"}
     head = ["", "the paper", *(f"{words[part]}, {claim.scale}" for claim, part in parts)]
-    return plain_table(head, rows, kind="numbers", label="The numbers")
+    return Table(head, rows, label="The numbers", style="numbers")
 
 
-def _curves(scales: Sequence[Claim]) -> Markup | None:
-    """Return the charts, those of one title beside each other; None where there are none."""
+def _curves(scales: Sequence[Claim]) -> list[Lines]:
+    """Return the charts, those of one title beside each other."""
     titles = dict.fromkeys(title for claim in scales for title in claim.curves)
-    figures = [
-        figure_of_curve(title, claim.curves[title], f"{claim.scale} scale")
+    charts = [
+        curve(title, claim.curves[title], f"{claim.id} {claim.scale} {title}", f"{claim.scale} scale")
         for title in titles
         for claim in scales
         if title in claim.curves
     ]
-    return tag("div", *figures, class_="curves") if figures else None
+    return [chart for chart in charts if chart is not None]
 
 
-def _provenance(scales: Sequence[Claim]) -> Markup:
+def _made(scales: Sequence[Claim]) -> Table:
     facts = [dict(_facts(claim)) for claim in scales]
     names = dict.fromkeys(name for own in facts for name in own)
     rows = [[name, *(own.get(name, "") for own in facts)] for name in names]
-    table = plain_table(["", *(claim.scale for claim in scales)], rows, kind="numbers", label="How it was measured")
-    return folded_note("How it was measured", table)
+    title = "How it was measured"
+    return Table(["", *(claim.scale for claim in scales)], rows, title, title, "numbers", folded=True)
 
 
 def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
@@ -211,11 +198,6 @@ def _facts(claim: Claim) -> Iterator[tuple[str, Any]]:
     yield from ((f"digest of {name}", digest) for name, digest in claim.data.items())
     yield from ((f"network {name}", words) for name, words in claim.settings.items())
     yield from ((name, fact) for name, fact in claim.provenance.items() if name != "paper")
-
-
-def _verdict(verdict: str) -> Markup:
-    sign, kind = SIGNS[verdict]
-    return tag("span", tag("span", sign, aria_hidden="true"), f" {verdict}", class_=f"verdict {kind}")
 
 
 def anchor(claim: Claim) -> str:

@@ -193,20 +193,18 @@ def blocks_in(text, kind=None):
 
 def documents_in(text):
     """Return the texts that a page saves as JSON, one for each of its choices."""
-    if 'id="documents">' not in text:
-        return list(map(json.dumps, page_in(text)["results"]))
-    return json.loads(gzip.decompress(b64decode(re.search(r'id="documents">([^<]*)</script>', text)[1])))
+    return list(map(json.dumps, page_in(text)["results"]))
 
 
 def charts_in(text):
     """Return what the line charts of a page hold, each as a mapping, with the paths of its lines and of their bars."""
     found = []
-    charts = {block["key"]: block["chart"] for block in blocks_in(text, "lines")} if '"blocks":' in text else {}
+    charts = {block["key"]: block["chart"] for block in blocks_in(text, "lines")}
     for field in re.split(r'(?=<div class="field")', text)[1:]:
         told = re.search(r'data-chart="([^"]*)"', field)
         if told is None:  # a histogram
             continue
-        chart = dict(charts[told[1]] if charts else json.loads(html.unescape(told[1])))
+        chart = dict(charts[html.unescape(told[1])])
         drawn = field.partition("</svg>")[0]
         chart["paths"] = re.findall(r'<path d="([^"]*)" class="way"', drawn)
         chart["bars"] = re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" class="whisker"', drawn)

@@ -6,8 +6,10 @@ from itertools import pairwise
 import pytest
 
 from netkin.errors import FileError, InvalidValue
+from netkin.reporting.blocks import Page
 from netkin.reporting.charts import Axis, axis_across, axis_up, tick_text
-from netkin.reporting.page.svg import figure_of_curve
+from netkin.reporting.html import html_of
+from netkin.reporting.parts import curve
 from reproductions.page import claims_page, report_claims, tally
 from reproductions.record import Claim, Measured
 
@@ -41,6 +43,11 @@ def claim(**changes):
         "version": "0.1.0",
     }
     return Claim(**(facts | changes))
+
+
+def drawn(numbers):
+    """Return a page with one chart."""
+    return html_of(Page("t", "s", blocks=[curve("t", numbers, "chart")]))
 
 
 def words(page):
@@ -134,38 +141,38 @@ def test_a_page_of_nothing_is_refused_and_a_page_is_written_whole(tmp_path):
 
 
 def test_a_line_breaks_at_a_hole_and_every_point_tells_its_value_with_its_error(made):
-    drawn = figure_of_curve("Sizes", claim().curves["Sizes"])
-    (chart,) = made.charts_in(drawn)
+    text = drawn(claim().curves["Sizes"])
+    (chart,) = made.charts_in(text)
     assert [part.count("L") for part in chart["paths"][0].split("M")[1:]] == [1, 0]
     (line,) = chart["lines"]
     assert (line["values"], line["errors"]) == ([0.9, 0.6, None, 0.5], [0.1, 0.2, None, 0])
     assert len(chart["bars"]) == 2
-    assert "mean ±" not in drawn
+    assert "mean ±" not in text
 
 
 def test_points_stand_where_their_numbers_say(made):
-    (chart,) = made.charts_in(figure_of_curve("t", {"x": [0, 5, 10], "y": [0.0, 0.5, 1.0]}))
+    (chart,) = made.charts_in(drawn({"x": [0, 5, 10], "y": [0.0, 0.5, 1.0]}))
     assert chart["paths"] == ["M0 1000L500 500L1000 0"]
     assert (chart["x"], chart["lines"][0]["values"], chart["up"]) == ([0, 0.5, 1], [0, 0.5, 1], [0, 1])
     assert chart["ticks"] == {0: 100, 0.2: 80, 0.4: 60, 0.6: 40, 0.8: 20, 1: 0}
 
 
 def test_names_may_stand_on_the_x_axis(made):
-    drawn = figure_of_curve("t", {"layer": ["conv1", "fc"], "svcca": [0.5, 0.6]})
-    assert re.search(r">conv1</span>.*>fc</span>", drawn)
-    (chart,) = made.charts_in(drawn)
+    text = drawn({"layer": ["conv1", "fc"], "svcca": [0.5, 0.6]})
+    assert re.search(r">conv1</span>.*>fc</span>", text)
+    (chart,) = made.charts_in(text)
     assert (chart["x"], chart["names"], chart["across"]) == ([0.25, 0.75], ["conv1", "fc"], "layer")
     assert chart["lines"][0]["values"] == [0.5, 0.6]
 
 
 def test_a_curve_without_any_value_is_left_out():
-    assert figure_of_curve("t", {"x": [1, 2], "y": [None, None]}) is None
+    assert curve("t", {"x": [1, 2], "y": [None, None]}, "chart") is None
     assert "<figure" not in claims_page([claim(curves={"t": {"x": [1, 2], "y": [None, None]}})])
 
 
 def test_more_lines_than_colours_are_told_apart_by_their_marks():
-    drawn = figure_of_curve("t", {"x": [1]} | {f"line {k}": [k] for k in range(32)})
-    looks = re.findall(r'<g class="line (k\d)"><path d="M0 8H28".*?stroke-linecap="(\w+)"', drawn)
+    text = drawn({"x": [1]} | {f"line {k}": [k] for k in range(32)})
+    looks = re.findall(r'<g class="line (k\d)"[^>]*><path d="M0 8H28".*?stroke-linecap="(\w+)"', text)
     assert len(looks) == 32
     assert len(set(looks[:16])) == 16
 

@@ -1,34 +1,27 @@
 """The page and the figure of a compression, and its document."""
 
-import json
-import re
 from dataclasses import replace
 
 import pytest
 
 import netkin as nk
 from netkin.errors import InvalidValue
-from netkin.reporting.page import page
-from netkin.reporting.page.smaller_networks_page import compression_charts
+from netkin.reporting.blocks import Lines, blocks_of
+from netkin.reporting.page import page, page_of
 from netkin.reporting.words import figure_caption
-from netkin.results.compression import CompressedLayer, Compression, TakenApart
+from result_worlds import compressed
 
 
 @pytest.fixture
 def table():
-    rows = (
-        CompressedLayer("fc", "Linear", 64, 16, 650, 1204, 640, 1184, 0.9, 0.95, ("saves no parameters.",)),
-        CompressedLayer("<conv>", "Conv2d", 32, 8, 1000, 250, 4000, 1000, 0.5, 0.75),
-    )
-    return Compression(
-        layers=rows, against="logits", projection="least_squares", order="at once", examples=1437,
-        parameters_before=2000, parameters_after=1500, accuracy_before=0.97, accuracy_after=0.75,
-        replaced=(TakenApart("fc", 16, False, True),), data="digits:train", model="<digits>",
-        provenance={"weights": "ab12", "torch": "2.4"},
-    )  # fmt: skip
+    return compressed()
 
 
-def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path, saved_by):
+def charts_of(table):
+    return [block.chart for block in blocks_of(page_of(table)) if isinstance(block, Lines)]
+
+
+def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path, saved_by, made):
     text = nk.report(table, tmp_path / "small.html").read_text(encoding="utf-8")
     assert "2 layers of &lt;digits&gt; compressed" in text
     assert "2,000 → 1,500 parameters (75%), accuracy 0.9700 → 0.7500." in text
@@ -36,13 +29,12 @@ def test_the_page_says_what_was_saved_and_what_it_cost(table, tmp_path, saved_by
     assert "&lt;conv&gt;" in text
     assert "<conv>" not in text
     assert "ab12" in text
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     assert saved_by(text, table)
-    assert data["table"][0][:3] == ["layer", "kind", "width"]
+    assert made.page_in(text)["csv"][1][0][:4] == ["fc", "Linear", 64, 16]
 
 
 def test_the_charts_are_the_shares_of_each_layer(table):
-    kept, right = compression_charts(table)
+    kept, right = charts_of(table)
     assert {line.name: list(line.values) for line in kept.lines} == {
         "directions": [16 / 64, 8 / 32], "parameters": [1204 / 650, 0.25], "multiply-adds": [1184 / 640, 0.25],
         "variance held": [0.9, 0.5],
@@ -57,7 +49,7 @@ def test_the_charts_are_the_shares_of_each_layer(table):
 def test_without_labels_there_is_no_accuracy(table):
     rows = tuple(replace(row, accuracy=None) for row in table)
     unlabelled = replace(table, layers=rows, accuracy_before=None, accuracy_after=None)
-    assert [chart.title for chart in compression_charts(unlabelled)] == ["share kept"]
+    assert [chart.title for chart in charts_of(unlabelled)] == ["share kept"]
     assert "accuracy 0" not in page(unlabelled)
     assert unlabelled.conclusion.endswith("2,000 → 1,500 parameters (75%).")
 

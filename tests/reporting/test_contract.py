@@ -5,8 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from netkin.applications.sparsity import sparsity_study
 from netkin.reporting.page import page
+from netkin.results import Comparisons
+from netkin.results.packing import RESULTS
+from result_worlds import JOINT, compressed, ensembles, federation, ranking, studied, way
 
 jsonschema = pytest.importorskip("jsonschema")
 DOCS = Path(__file__).parents[2] / "docs" / "page.md"
@@ -22,20 +27,41 @@ def results_of(made):
     pairs = [
         made.comparison(made.jackknifed(), made.holed(), a=a, b=b) for a, b in [("x", "y"), ("x", "z"), ("y", "z")]
     ]
+    learnt = [way(), way("joint", JOINT), ensembles()]
     return {
         "comparison": pairs[0],
-        "comparisons": pairs,
+        "comparisons": Comparisons(pairs),
         "stitches": made.sweep(),
         "hostile": made.hostile(),
         "series": made.series(measures=("svcca", "cka"), constant=10),
+        "federation": federation(),
+        "federation that was not tested": federation(tested=False, alike=False),
+        "ranking": ranking(reliability={"knn": (0.59, 0.07)}),
+        "tasks": learnt,
+        "ensembles": learnt[-1],
+        "compression": compressed(),
+        "sparsity": studied(),
+        "sparsity of weights": sparsity_study(nn.Linear(4, 2)),
     }
 
 
-@pytest.mark.parametrize("kind", ["comparison", "comparisons", "stitches", "hostile", "series"])
-def test_the_page_of_each_kind_of_result_is_as_the_schema_says(made, schema, kind):
-    text = page(results_of(made)[kind])
-    held = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])
-    jsonschema.Draft202012Validator(schema).validate(held)
+def test_the_page_of_each_kind_of_result_is_as_the_schema_says(made, schema):
+    for kind, results in results_of(made).items():
+        held = json.loads(re.search(r'id="data">([^<]*)</script>', page(results))[1])
+        faults = [f"{kind}: {fault.json_path}: {fault.message[:200]}"
+                  for fault in jsonschema.Draft202012Validator(schema).iter_errors(held)]  # fmt: skip
+        assert not faults
+
+
+def test_all_results_that_are_saved_have_a_page_and_show_themselves_in_notebooks(made):
+    shown = results_of(made)
+    for results in shown.values():
+        for one in results if isinstance(results, list) else [results]:
+            text = one._repr_html_()
+            assert "<script" not in text
+            assert "<style" not in text
+    kinds = {getattr(one, "kind", "") for own in shown.values() for one in (own if isinstance(own, list) else [own])}
+    assert kinds >= RESULTS.keys() | {"compressed"}
 
 
 def test_the_schema_is_strict_about_blocks(made, schema):

@@ -176,7 +176,7 @@ def test_a_notebook_shows_errors(made):
     shown = made.comparison(table)._repr_html_()
     assert f"conv1 × conv1: {number(table.values[0, 0])} ± {number(table.errors[0, 0])}" in shown
     assert f"<small>±{table.errors[0, 0]:.2f}</small>" in shown
-    assert "cka: standard errors: median" in shown
+    assert "Standard errors: median" in shown
 
 
 def bars_of(axes):

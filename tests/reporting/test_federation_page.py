@@ -10,57 +10,16 @@ import pytest
 from netkin.errors import InvalidValue
 from netkin.reporting import plot, report
 from netkin.reporting.page import page
-from netkin.results import Comparison, Federation, document
+from netkin.results import document
 from netkin.results.federation import RoundRecord
-from table_worlds import as_caveats, table_of
+from result_worlds import accuracy, federation, similarity
+from table_worlds import as_caveats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
-def similarity(clients):
-    """Return clients of which the even ones are alike, and the odd ones."""
-    values = np.array([[1.0 if i == j else 0.9 if (i - j) % 2 == 0 else 0.1 for j in range(len(clients))]
-                       for i in range(len(clients))])  # fmt: skip
-    table = table_of(
-        id="atom_cosine", name="atom_cosine", parameters={}, layers_a=clients, layers_b=clients, values=values,
-        higher_is_closer=True, bounds=(-1, 1), symmetric=True, convention="Eq. 5", statistic="Filters",
-        axes=("network", "network"),
-    )  # fmt: skip
-    return Comparison(
-        a="clients", b="clients", layers_a=clients, layers_b=clients, tables={"atom_cosine": table}, shapes_a={},
-        shapes_b={}, widths_a={}, widths_b={}, data="", examples=0, seed=0, version="0.1.0",
-    )  # fmt: skip
-
-
-def accuracy(place, number):
-    return round(0.1 * number + 0.01 * place, 4)
-
-
-def federation(count=4, rounds=3, tested=True, alike=True, **changes):
-    clients = tuple(f"u{k}" for k in range(count))
-    records = tuple(
-        RoundRecord(number, clients, clients[1:] if number == 2 else clients,
-                    {clients[0]: "dropped out: no update came"} if number == 2 else {}, 1 / number,
-                    {name: accuracy(k, number) for k, name in enumerate(clients)} if tested else {})
-        for number in range(1, rounds + 1)
-    )  # fmt: skip
-    found = {name: accuracy(k, rounds) for k, name in enumerate(clients)} if tested else {}
-    weights = {"shared": {"body": np.ones((2, 2))}, "personal": {"conv.atoms": np.ones((count, 2, 3, 3))}}
-    own = {
-        "algorithm": "fedper", "coefficients": "evolving", "clients": clients, "examples": dict.fromkeys(clients, 1200),
-        "accuracy": found, "rounds": records, "parts": {"body": "body", "conv.atoms": "atoms"}, "travels": ("body",),
-        "numbers": 4, "leaks": "The server sees the body.", "similarity": similarity(clients) if alike else None,
-        "version": "0.1.0", "provenance": {"call": "nk.federate()", "recipe": "epochs=1"}, **weights,
-    }  # fmt: skip
-    return Federation(**(own | changes))
-
-
 def words(text):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(style|script).*?</\1>", "", text)))
-
-
-def held(text):
-    return json.loads(re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', text)[1])
 
 
 def test_the_page_says_what_the_federation_says(tmp_path):
@@ -82,7 +41,7 @@ def test_the_page_says_what_the_federation_says(tmp_path):
 
 def test_lines_stand_where_the_accuracies_lie(made):
     drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", page(federation()))[0]
-    (chart,) = made.charts_in(drawn)
+    chart, _ = made.charts_in(page(federation()))
     (low, bottom), (high, top) = min(chart["ticks"].items()), max(chart["ticks"].items())
     values = [[accuracy(k, number) for number in (1, 2, 3)] for k in range(4)]
     for line, wanted in zip(chart["lines"], [np.mean(values, axis=0), *values], strict=True):
@@ -98,11 +57,10 @@ def test_lines_stand_where_the_accuracies_lie(made):
 
 def test_of_many_clients_the_mean_and_the_ends_are_drawn_and_the_heatmap_has_all(made):
     text = page(federation(20))
-    drawn = re.search(r"(?s)<strong>Accuracy</strong>.*?</figure>", text)[0]
-    assert [line["name"] for line in made.charts_in(drawn)[0]["lines"]] == ["mean", "highest", "lowest"]
-    table = held(text)["comparisons"][0]["tables"][0]
-    assert np.array(table["values"]).shape == (20, 3)
-    assert table["values"][7][1] == accuracy(7, 2)
+    assert [line["name"] for line in made.charts_in(text)[0]["lines"]] == ["mean", "highest", "lowest"]
+    values = made.blocks_in(text, "heatmap")[0]["values"]
+    assert np.array(values).shape == (20, 3)
+    assert values[7][1] == accuracy(7, 2)
 
 
 def test_the_table_of_very_many_clients_is_folded():
@@ -110,24 +68,24 @@ def test_the_table_of_very_many_clients_is_folded():
     assert "Each of them" not in page(federation(24))
 
 
-def test_clusters_stand_together_with_lines_between_them():
+def test_clusters_stand_together_with_lines_between_them(made):
     text = page(federation(6))
-    own = held(text)["comparisons"][1]
-    assert own["layers_a"] == ["u0", "u2", "u4", "u1", "u3", "u5"]
-    values = np.array(own["tables"][0]["values"])
+    _, heatmap = made.blocks_in(text, "heatmap")
+    assert heatmap["rows"] == heatmap["columns"] == ["u0", "u2", "u4", "u1", "u3", "u5"]
+    values = np.array(heatmap["values"])
     assert (values[:3, :3] >= 0.9).all()
     assert (values[:3, 3:] == 0.1).all()
     assert '<path d="M0 3H6M3 0V6">' in text
-    assert own["tables"][0]["best"] == [None] * 6
+    assert heatmap["best"] == [None] * 6
 
 
-def test_the_page_holds_the_federation_but_for_its_weights(saved_by):
+def test_the_page_holds_the_federation_but_for_its_weights(saved_by, made):
     found = federation()
     assert saved_by(page(found), found)
     told = document(found)
     assert told["clusters"] == [0, 1, 0, 1]
     assert "shared" not in told
-    assert held(page(found))["table"][1][0] == ["u0", 1200, 0.3, 3, 2, 1]
+    assert made.page_in(page(found))["csv"][1][0] == ["u0", 1200, 0.3, 3, 2, 1]
 
 
 def test_without_tests_there_is_the_loss_and_without_atoms_no_similarity():
@@ -143,13 +101,13 @@ def test_without_tests_there_is_the_loss_and_without_atoms_no_similarity():
     assert "1 more fault of clients; all are listed below." in text
 
 
-def test_a_client_without_tests_is_a_hole_with_its_reason():
+def test_a_client_without_tests_is_a_hole_with_its_reason(made):
     found = federation()
     left, *by_round = ({k: v for k, v in one.accuracy.items() if k != "u1"} for one in (found, *found.rounds))
     records = tuple(replace(one, accuracy=own) for one, own in zip(found.rounds, by_round, strict=True))
     text = page(replace(found, rounds=records, accuracy=left, unjudged={"u1": "it has no test examples"}))
     assert "Client u1 was not tested: it has no test examples." in words(text)
-    assert held(text)["comparisons"][0]["tables"][0]["missing"][0] == [1, 0, "it has no test examples"]
+    assert [1, 0] in made.blocks_in(text, "heatmap")[0]["missing"]["it has no test examples"]
     assert "<bdi>u1</bdi></th><td>1,200</td><td>–</td>" in text
 
 
@@ -179,14 +137,15 @@ def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     found = federation()
     figure = found.plot(path=tmp_path / "users.svg")
     lines = figure.axes[0].lines
-    assert [list(line.get_ydata()) for line in lines[:-1]] == [[accuracy(k, n) for n in (1, 2, 3)] for k in range(4)]
-    assert list(lines[-1].get_ydata()) == pytest.approx([0.115, 0.215, 0.315])
-    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["u0", "u2", "u1", "u3"]
+    assert [list(line.get_ydata()) for line in lines[1:]] == [[accuracy(k, n) for n in (1, 2, 3)] for k in range(4)]
+    assert list(lines[0].get_ydata()) == pytest.approx([0.115, 0.215, 0.315])
+    _, alike = [ax for ax in figure.axes if ax.images]
+    assert [label.get_text() for label in alike.get_xticklabels()] == ["u0", "u2", "u1", "u3"]
     alone = plot(federation(tested=False, alike=False))
-    assert alone.axes[0].get_ylabel() == "mean training loss"
+    assert alone.axes[0].get_ylabel() == "Training loss"
     assert list(alone.axes[0].lines[0].get_ydata()) == [1, 1 / 2, 1 / 3]
     assert found.plot(ax=alone.axes[0]) is alone
-    with pytest.raises(InvalidValue, match="`measures` and `steps` are for comparisons"):
+    with pytest.raises(InvalidValue, match="`measures` chooses among those of comparisons"):
         plot(found, "accuracy")
 
 
@@ -205,10 +164,10 @@ def test_the_table_of_clients_is_one_on_the_page_and_in_pandas():
     assert list(federation(alike=False).to_pandas().columns) == ["examples", "accuracy", "asked", "counted"]
 
 
-def test_a_federation_without_clients_has_a_page_and_a_table_without_rows():
+def test_a_federation_without_clients_has_a_page_and_a_table_without_rows(made):
     found = federation(0, rounds=0, alike=False)
-    heads = ["client", "examples", "accuracy", "updates asked for", "updates that counted"]
-    assert held(page(found))["table"] == [heads, []]
+    heads = ["client", "examples", "accuracy", "asked", "counted"]
+    assert made.page_in(page(found))["csv"] == [heads, []]
     pytest.importorskip("pandas")
     assert found.to_pandas().shape == (0, 4)
 
@@ -226,7 +185,7 @@ def test_in_the_browser_cells_tell_their_numbers_and_all_is_saved(opened):
     assert shown.locator("#tip").text_content() == "u2 × round 2: 0.2200"
     assert json.loads(saved(shown, "json"))["accuracy"] == found.accuracy
     lines = saved(shown, "csv").splitlines()
-    assert lines[0] == "client,examples,accuracy,updates asked for,updates that counted,cluster"
+    assert lines[0] == "client,examples,accuracy,asked,counted,cluster"
     assert lines[1] == "u0,1200,0.3,3,2,1"
     bare = opened(federation(tested=False, alike=False))
     assert not bare.locator("#zoom").is_visible()

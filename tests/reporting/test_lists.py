@@ -158,7 +158,7 @@ def test_what_is_said_of_every_layer_is_said_once(made):
 def test_a_notebook_shows_lists_too(made):
     view = notebook_view(made.sweep())
     assert 'title="conv2, cross_entropy(how=task_loss): 0.8500"' in view
-    assert "seed0 and seed1, digits" in view
+    assert "<b>seed0 and seed1</b>, digits" in view
     assert "(rows)" not in view
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from netkin.reporting import plot
+from netkin.reporting.html import label_places, render
 from netkin.reporting.page import page
-from netkin.reporting.page.svg import label_places, map_figures
+from netkin.reporting.parts import maps_of
 from netkin.results import Comparison, Comparisons
 from netkin.results.distances import distances_of, plane_of, tree_of
 from table_worlds import changed, table_of
@@ -67,7 +68,7 @@ def test_the_page_tells_the_nearest_and_the_farthest_and_draws_both():
 
 def test_the_axes_of_the_plane_are_numbered_in_the_unit_of_the_distances():
     values = np.array([[1, 0.9, 0.1], [0.9, 1, 0.2], [0.1, 0.2, 1]])
-    _, plane = map(str, map_figures(networks(values).tables["atom_cosine"]))
+    _, plane = map(render, maps_of(networks(values).tables["atom_cosine"]))
     number = r'<text x="(-?[\d.]+)" y="(-?[\d.]+)"[^>]*text-anchor="{}"[^>]*>(-?[\d.]+)<'
     across, up = (re.findall(number.format(anchor), plane) for anchor in ("middle", "end"))
     assert min(len(across), len(up)) >= 2
@@ -81,7 +82,7 @@ def test_the_axes_of_the_plane_are_numbered_in_the_unit_of_the_distances():
 
 
 def test_two_networks_and_equal_ones_do_without_a_map_or_with_a_trivial_one():
-    assert map_figures(networks(np.ones((2, 2))).tables["atom_cosine"]) == []
+    assert maps_of(networks(np.ones((2, 2))).tables["atom_cosine"]) == []
     assert "Dendrogram" in page(networks(np.ones((4, 4))))
 
 
@@ -111,7 +112,7 @@ def test_many_models_have_a_map_by_each_measure():
 def test_points_of_many_networks_have_their_names_as_titles_alone(count):
     points = np.random.default_rng(0).normal(size=(count, 2))
     apart = np.linalg.norm(points[:, None] - points, axis=2).clip(max=4)
-    _, plane = map(str, map_figures(networks(apart, higher=False).tables["atom_cosine"]))
+    _, plane = map(render, maps_of(networks(apart, higher=False).tables["atom_cosine"]))
     assert plane.count("<circle") == plane.count("<title>n") == count
     assert plane.count(">n5</text>") == (count <= 72)
 

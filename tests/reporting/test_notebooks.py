@@ -7,7 +7,7 @@ from table_worlds import as_caveats
 def test_a_comparison_shows_itself_in_a_notebook(made):
     shown = made.comparison(made.holed(), made.distance(), caveats=as_caveats("mind the gap"))._repr_html_()
     assert "conv1 × conv1: 0.9091" in shown
-    assert "conv2 × head: no value, layer &#x27;head&#x27; is constant over the data" in shown
+    assert "conv2 × head: no value, layer &#39;head&#39; is constant over the data" in shown
     assert shown.count("<table") == 2
     assert "warning: mind the gap" in shown
     assert "<script" not in shown

@@ -15,8 +15,8 @@ import pytest
 import netkin.reporting
 from netkin.errors import FileError, InvalidValue
 from netkin.reporting import report
+from netkin.reporting.html import POLICY
 from netkin.reporting.page import page
-from netkin.reporting.page.document import POLICY
 from netkin.reporting.words import figure_caption
 from netkin.results import Comparisons, load
 from netkin.results.text import cells
@@ -300,7 +300,7 @@ def test_the_number_of_layers_behind_each_mean_is_shown(made):
     assert "n = 3" in reader.text
     many = Comparisons(made.comparison(table, a=a, b=b) for (a, b), table in pairs.items())
     assert "Means over 2 to 3 pairs of layers at the same relative depth" in figure_caption(many)
-    assert "n is the number of pairs of layers behind a mean" in many._repr_html_()
+    assert "the mean over n pairs of layers, 2 to 3" in many._repr_html_()
     alike = read([made.comparison(a=a, b=b) for a, b in [("x", "y"), ("x", "z"), ("y", "z")]])
     assert "the mean over 3 pairs of layers at the same relative depth" in alike.text
     assert "n = 3" not in alike.text

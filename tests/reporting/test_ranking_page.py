@@ -1,7 +1,5 @@
 """The page, the figure and the notebook's view of a ranking."""
 
-import json
-import math
 import re
 from dataclasses import replace
 
@@ -11,32 +9,9 @@ import pytest
 from netkin.errors import InvalidValue
 from netkin.reporting import notebook_view, plot, report
 from netkin.reporting.page import page
-from netkin.results import Ranking, document
-from table_worlds import as_caveats, table_of
+from result_worlds import ranking
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-
-
-def ranking(models=("a", "b", "c"), errors=True, **changes):
-    values = np.linspace(0.4, 0.8, len(models))[None]
-    noise = 0.01 * np.random.default_rng(0).normal(size=(6, *values.shape))
-    tables = {}
-    for name, scale in (("knn", 1.0), ("logme", -2.0)):
-        facts = {"replicates": scale * (values + noise), "chunk_sizes": (9,) * 6} if errors else {}
-        tables[name] = table_of(
-            id=name, name=name, parameters={}, layers_a=("digits",), layers_b=models, values=scale * values,
-            higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, convention=f"{name} counts",
-            statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
-        )  # fmt: skip
-    facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
-    facts |= {
-        "parameters": dict.fromkeys(models, 12),
-        "classes": 3,
-        "version": "0.1.0",
-        "caveats": as_caveats("mind this"),
-    }
-    facts["provenance"] = {f"features of {models[0]}": "64 wide", f"weights of {models[0]}": "12ab", "chunks": "6"}
-    return Ranking(**(facts | changes))
 
 
 def words(text):
@@ -67,10 +42,9 @@ def test_page_and_notebook_say_how_reliable_scores_are_and_whether_they_agree():
     assert "τ with fine-tuning" not in words(page(ranking()))
 
 
-def test_the_page_holds_the_whole_ranking():
+def test_the_page_holds_the_whole_ranking(saved_by):
     ranked = ranking(reliability={"knn": (0.59, 0.07)})
-    held = re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', page(ranked))[1]
-    assert json.loads(held)["ranking"] == json.loads(json.dumps(document(ranked)))
+    assert saved_by(page(ranked), ranked)
 
 
 def test_dots_stand_where_the_values_lie_and_bars_reach_as_far_as_intervals():

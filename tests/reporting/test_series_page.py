@@ -14,8 +14,8 @@ from netkin.errors import InvalidValue
 from netkin.reporting import report
 from netkin.reporting.charts import StepAxis, spread
 from netkin.reporting.grids import frames, shades
+from netkin.reporting.html import png
 from netkin.reporting.page import page
-from netkin.reporting.page.heatmap import png
 from netkin.results import load
 from table_worlds import as_caveats
 

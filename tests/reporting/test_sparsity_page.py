@@ -9,22 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.applications.sparsity import sparsify, sparsity_study
+from netkin.applications.sparsity import sparsity_study
 from netkin.reporting import plot, report
-from netkin.reporting.page.smaller_networks_page import sparsity_page
+from netkin.reporting.page import page as sparsity_page
 from netkin.results import document
+from result_worlds import studied
 
 
 @pytest.fixture(scope="module")
 def study():
-    torch.manual_seed(0)
-    models = {}
-    for name in ("before <b>", "after"):
-        models[name] = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3))
-    sparsify(models["after"], 0.8, method="uniform")
-    draw = torch.Generator().manual_seed(0)
-    data = torch.randn(40, 12, generator=draw), torch.randint(0, 3, (40,), generator=draw)
-    return sparsity_study(models, data, epsilons=[0.05], relative=[0.5], costs=True)
+    return studied()
 
 
 def test_the_page_tells_what_the_study_holds(study):

@@ -25,7 +25,6 @@ from netkin.results.records import plain
 from netkin.results.values import student_quantile
 
 FORMAT = 1
-LEFT_OUT = ("results", "grids", "marks")  # which are packed, and pictures of numbers that stand in a result
 PACKED = 8  # numbers of a list that are not packed
 
 Pool = dict[tuple[tuple[int, ...], bytes], int]  # arrays, by shape and bytes, with their places
@@ -42,9 +41,13 @@ class Name:
 
 @dataclass(frozen=True)
 class PageBlock:
-    """A part of a page; its template is `templates/KIND.html`."""
+    """A part of a page; its template is `templates/KIND.html` of its package.
+
+    Its fields stand in the document, but for those that are left out of its `repr`.
+    """
 
     kind: ClassVar[str]
+    package: ClassVar[str] = "netkin.reporting"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Text(PageBlock):
     lead: str = ""  # words before it, in bold
     title: str = ""
     items: Sequence[Text | str] = ()
-    style: str = ""  # note, errors, bias, facts-line, reasons
+    style: str = ""  # note, errors, bias, reasons, or controls, which stand where a script runs
     folded: bool = False
 
 
@@ -148,6 +151,7 @@ class RankingBlock(PageBlock):
 
     kind: ClassVar[str] = "ranking"
     title: str
+    direction: str  # which values are better
     line: str
     places: Sequence[Ranked]
     axis: Axis | None
@@ -186,12 +190,13 @@ class Pictures(PageBlock):
     """Small heatmaps without names: those of the steps of a run, or of its layers with marks at steps."""
 
     kind: ClassVar[str] = "pictures"
-    grids: Sequence[Grid]
+    grids: Sequence[Grid] = field(repr=False)  # of numbers that stand in a result
     names: Sequence[str]
     of: str  # the heatmap whose steps they show, or what else they are of
+    sides: Sequence[str]  # what rows and columns are
     places: Sequence[int] = ()  # of the steps that they open
     notes: Sequence[str] = ()
-    marks: Sequence[Sequence[tuple[int, bool]]] = ()  # row and column, and whether dotted
+    marks: Sequence[Sequence[tuple[int, bool]]] = field(default=(), repr=False)  # row and column, and whether dotted
 
 
 @dataclass(frozen=True)
@@ -309,7 +314,7 @@ def _described(value: Any, pool: Pool) -> Any:
         return _chart(value)
     if is_dataclass(value):
         kind = {"kind": value.kind} if isinstance(value, PageBlock) else {}
-        told = {own.name: getattr(value, own.name) for own in fields(value) if own.name not in LEFT_OUT}
+        told = {own.name: getattr(value, own.name) for own in fields(value) if own.repr}
         return kind | {name: _described(own, pool) for name, own in told.items() if own not in ("", None, (), [])}
     if isinstance(value, Mapping):
         return {str(key): _described(own, pool) for key, own in value.items()}

@@ -32,14 +32,14 @@ class Line:
     """A named line: a value above each place of the x axis, None where there is none, with standard errors or without.
 
     `ends` are those of the bars; by default a standard error to both sides. The last `given` values are so by
-    construction. Its colour is the one named, or that of its `kind`, a number, by default its own among the lines.
+    construction. Its colour is that of a layer's `depth`, or of its `kind`, by default its number among the lines.
     """
 
     name: str
     values: Sequence[float | None]
     errors: Sequence[float | None] = ()
     ends: Sequence[Ends | None] = ()
-    colour: str = ""
+    depth: int | None = None  # of `depths`
     kind: int | None = None
     given: int = 0
 
@@ -115,7 +115,7 @@ def chart_of(title: str, curve: Curve) -> Chart | None:
 
     Example:
         >>> chart_of("t", {"k": [1, 2], "kept": [0.5, 0.9], "kept ±": [0.1, None]}).lines
-        [Line(name='kept', values=[0.5, 0.9], errors=[0.1, None], ends=(), colour='', kind=None, given=0)]
+        [Line(name='kept', values=[0.5, 0.9], errors=[0.1, None], ends=(), depth=None, kind=None, given=0)]
     """
     (across, places), *rest = curve.items()
     lists: Mapping[str, Sequence[Any]] = dict(rest)
@@ -173,8 +173,8 @@ def _profile_line(table: Values, pairs: Sequence[tuple[int, int]], name: str, ki
     return Line(name, values, errors, ends, kind=kind)
 
 
-def series_chart(series: Series, measure: str, colours: Sequence[str]) -> Chart | None:
-    """Return each layer's way to its final state, `colours` from the first layer to the last; None without any value.
+def series_chart(series: Series, measure: str) -> Chart | None:
+    """Return each layer's way to its final state, coloured from the first to the last; None without any value.
 
     The scale leaves out the far part that no layer enters. The value at the final step is so by construction.
     """
@@ -183,7 +183,7 @@ def series_chart(series: Series, measure: str, colours: Sequence[str]) -> Chart 
         return None
     scale, given = zoomed(table, own), int(len(series) > 1 and series.steps[-1] == series.final_step)
     lines = [
-        Line(layer, _known(own[:, k]), _known(errors[:, k]), colour=colours[level(k, own.shape[1])], given=given)
+        Line(layer, _known(own[:, k]), _known(errors[:, k]), depth=level(k, own.shape[1]), given=given)
         for k, layer in enumerate(series.layers)
     ]
     title = f"{measure} of each layer with its own final state"

@@ -44,6 +44,8 @@ DEPTHS = {
     "dark": ((0.60, 0.16, 300.0), (0.68, 0.13, 258.0), (0.76, 0.11, 205.0), (0.83, 0.13, 145.0), (0.93, 0.09, 80.0)),
 }
 LEVELS = 32  # of depth
+# lines and groups in a notebook, whose page may be light or dark
+GROUPS = ("#3b82c4", "#d0722a", "#2f9e77", "#c75f96", "#8a74cc", "#a38a1f", "#2a93b3", "#7d838f")
 
 # Ottosson's OKLab: to the cones' cube roots, then from the cones to linear sRGB
 _TO_CONES = np.array(

@@ -27,16 +27,16 @@ from netkin.reporting.blocks import (
     Name,
     Page,
     PageBlock,
-    Pictures,
     RankingBlock,
     Scatter,
+    Section,
     Tree,
     blocks_of,
     page_document,
 )
 from netkin.reporting.charts import Axis, Chart, Line, tick_text
-from netkin.reporting.grids import SHADES, Grid, depths, ink, kept_columns, palette, shades, trimmed
-from netkin.reporting.words import bound, number, number_with_error, shortened
+from netkin.reporting.grids import GROUPS, SHADES, Grid, depths, ink, kept_columns, palette, shades, trimmed
+from netkin.reporting.words import bound, number, number_with_error, sentence, shortened
 from netkin.results.caveats import Caveat
 from netkin.results.labels import plural
 
@@ -65,6 +65,8 @@ LETTER_DEPTH = 5.2  # how deep a letter of a slanted name reaches, in pixels
 ROW, WIDTH, LETTER_WIDTH = 16, 340, 8  # of a tree or plane in pixels; a letter is as wide as on a phone
 LINES_AWAY = 4  # lines by which the name of a point may be moved
 LONGEST = 60  # letters of a model's name beside a chart
+SHOWN, CELLS = 4, 2500  # heatmaps in a notebook at most, and cells, beyond which only the first is shown
+WRITTEN = 16  # columns, up to which cells show their values in a notebook
 FEW_PARTS = (2, 3, 4)  # into which an axis of a hundred pixels is divided, the fewest that give two numbers
 
 
@@ -80,33 +82,52 @@ def html_of(page: Page) -> str:
 
 def render(block: PageBlock, card: bool = False) -> Any:
     """Return the HTML of one block; a `card` stands by itself."""
-    view = _VIEWS.get(type(block), lambda _: {})(block)
-    return _markup(_template(f"{block.kind}.html").render(block=block, card=card, **view))
+    return _markup(_template(f"{block.kind}.html", block.package).render(block=block, card=card, **view_of(block)))
 
 
-def fragment(template: str, **values: Any) -> str:
-    """Return the HTML of a template that is shown inside something else, such as a notebook."""
-    text = _BETWEEN_TAGS.sub("><", _template(template).render(**values))
-    return text.encode("utf-8", "replace").decode("utf-8")
+def view_of(block: PageBlock) -> dict[str, Any]:
+    """Return what a template needs of a block beside its fields."""
+    return _VIEWS.get(type(block), lambda _: {})(block)
+
+
+def notebook_of(page: Page) -> str:
+    """Return the blocks of a page that are not folded, with inline styles and without scripts, for a notebook."""
+    shown = list(_unfolded(page))
+    maps = [block for block in shown if isinstance(block, Heatmap) and not block.frames]
+    few = maps[:SHOWN] if sum(block.grid.values.size for block in maps[:SHOWN]) <= CELLS else maps[:1]
+    left_out = [block.grid.id for block in maps[len(few) :]]
+    left_out += [block.measure for block in page.blocks if isinstance(block, Section) and block.hidden]
+    text = _template("notebook.html").render(page=page, heatmaps=few, parts=shown, left_out=left_out)
+    return _BETWEEN_TAGS.sub("><", text.strip()).encode("utf-8", "replace").decode("utf-8")
+
+
+def _unfolded(part: Page | Section) -> Iterator[PageBlock]:
+    for block in filter(None, part.blocks):
+        if isinstance(block, Section):
+            yield from () if block.hidden or block.layout in ("folded", "open") else _unfolded(block)
+        elif not getattr(block, "folded", False):
+            yield block
 
 
 @cache
-def _environment() -> Any:
+def _environment(package: str) -> Any:
     jinja2 = import_module("jinja2")
+    loaders = [jinja2.PackageLoader(one) for one in dict.fromkeys([package, PageBlock.package])]
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("netkin.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.ChoiceLoader(loaders), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     made.globals |= {"render": render, "asset": asset, "shortened": shortened, "plural": plural, "picture": picture_url,
                      "palette": palette, "depths": depths, "ink": ink, "number": number}  # fmt: skip
-    made.globals |= {"number_with_error": number_with_error, "legend_ends": legend_ends, "alike": alike}
+    made.globals |= {"legend_ends": legend_ends, "alike": alike, "view_of": view_of, "chart_view": chart_view,
+                     "notebook_rows": notebook_rows, "sentence": sentence, "groups": GROUPS}  # fmt: skip
     made.tests["name"] = lambda value: isinstance(value, Name)
     made.tests["block"] = lambda value: isinstance(value, PageBlock)
     return made
 
 
-def _template(name: str) -> Any:
-    return _environment().get_template(name)
+def _template(name: str, package: str = PageBlock.package) -> Any:
+    return _environment(package).get_template(name)
 
 
 def _markup(text: str) -> Any:
@@ -197,6 +218,21 @@ def gaps(grid: Grid) -> str:
     return "".join(pieces)
 
 
+def notebook_rows(grid: Grid) -> Iterator[tuple[str, str, list[tuple[str, bool, str, str, str]]]]:
+    """Yield for each row its name, whole and short, and of its cells the colour, mark, text, error and full text."""
+    shades, few = grid.scale.shade_numbers(grid.values), len(grid.columns) <= WRITTEN
+    for i, names in enumerate(zip(grid.rows, shortened(grid.rows), strict=True)):
+        cells = []
+        for j, shade in enumerate(shades[i].tolist()):
+            error = math.nan if grid.errors is None else float(grid.errors[i, j])
+            value = number_with_error(float(grid.values[i, j]), error)
+            told = f"no value, {grid.missing[i, j]}" if shade < 0 else value
+            text, tail = (grid.texts[i][j], grid.tails[i][j] if grid.tails else "") if few else ("", "")
+            colour = "" if shade < 0 else palette()[shade]
+            cells.append((colour, grid.best.get(i) == j, text, tail, f"{grid.pair(i, j)}: {told}"))
+        yield *names, cells
+
+
 def _room(labels: Sequence[str]) -> int:
     return round(max((len(label) for label in labels), default=0) * LETTER) + 14
 
@@ -227,8 +263,8 @@ def picture_url(grid: Grid) -> str:
 def chart_view(chart: Chart, labels: bool = False) -> dict[str, Any]:
     """Return the drawing of a chart: the paths of its lines, its ticks and, with `labels`, names at the lines' ends."""
     lefts, ticks, slanted = chart.lefts, chart.ticks(), _is_slanted(chart)
-    lines = [_line_view(chart, k, line, [(x + chart.aside(k)) * SIDE for x in lefts])
-             for k, line in enumerate(chart.lines)]  # fmt: skip
+    lines = [_line_view(chart, k, [(x + chart.aside(k)) * SIDE for x in lefts])
+             for k in range(len(chart.lines))]  # fmt: skip
     deepest = max((len(short) for _, short, _ in ticks), default=0)
     short = shortened([line.name for line in chart.lines], 16)
     up = [(tick_text(value), 100 * (1 - chart.up.place(value))) for value in chart.up.ticks()]
@@ -241,7 +277,8 @@ def chart_view(chart: Chart, labels: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _line_view(chart: Chart, k: int, line: Line, lefts: Sequence[float]) -> dict[str, Any]:
+def _line_view(chart: Chart, k: int, lefts: Sequence[float]) -> dict[str, Any]:
+    line = chart.lines[k]
     heights = [None if value is None else (1 - chart.up.place(value)) * SIDE for value in line.values]
     given = len(lefts) - line.given
     last = max((j for j in range(given) if heights[j] is not None), default=0)
@@ -255,9 +292,11 @@ def _line_view(chart: Chart, k: int, line: Line, lefts: Sequence[float]) -> dict
         if bar
     ]
     return {
-        "name": line.name, "colour": line.colour, "kind": kind % KINDS, "shape": SHAPES[(kind + kind // KINDS) % 2],
-        "way": _path(lefts, free), "given": _path(lefts[last:], heights[last:]) if line.given else "",
-        "whiskers": whiskers, "dots": dots if len(chart.places) <= CROWDED else "",
+        "name": line.name, "kind": "" if line.depth is not None else f" k{kind % KINDS}",
+        "colour": f"var(--k{kind % KINDS})" if line.depth is None else f"var(--d{line.depth})",
+        "shape": SHAPES[(kind + kind // KINDS) % 2], "way": _path(lefts, free), "whiskers": whiskers,
+        "given": _path(lefts[last:], heights[last:]) if line.given else "",
+        "dots": dots if len(chart.places) <= CROWDED else "",
     }  # fmt: skip
 
 
@@ -419,5 +458,4 @@ _VIEWS: Mapping[Any, Any] = {
     RankingBlock: ranking_view,
     Tree: tree_view,
     Scatter: scatter_view,
-    Pictures: lambda block: {},
 }

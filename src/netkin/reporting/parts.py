@@ -51,10 +51,16 @@ def measured(table: Values, grid: Grid, key: str, caption: str, *notes: Text | T
     )
 
 
-def curve(title: str, numbers: Curve, key: str, note: str = "") -> Lines | None:
+def table_of(result: Any) -> tuple[list[str], list[list[Any]]]:
+    """Return the table that `--csv` writes too."""
+    columns, rows = result.long_form()
+    return list(columns), [list(row) for row in rows]
+
+
+def curve(title: str, numbers: Curve, key: str, note: str = "", upwards: str = "") -> Lines | None:
     """Return a curve as a chart with its title; None where it holds no value at all."""
     chart = chart_of(title, numbers)
-    return None if chart is None else Lines(chart, key, title, note)
+    return None if chart is None else Lines(chart, key, title, note, upwards=upwards)
 
 
 def missing_values(grid: Grid, said: Collection[str] = ()) -> Text | None:

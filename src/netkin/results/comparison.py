@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import product
 from typing import Any, ClassVar, overload
 
@@ -128,10 +127,6 @@ class Comparison(Result):
         words = ("a", "b", "data", "examples", "seed", "version", "created")
         facts = dict(self.provenance) | {word: getattr(self, word) for word in words}
         return optional("xarray").Dataset(arrays, attrs=facts)
-
-    def _repr_html_(self) -> str:
-        """Show the heatmaps in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     def _matching(self, measure: str) -> list[Values]:
         """Return the table of that id, else all that fit what is asked."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -210,10 +209,6 @@ class Comparisons(Mapping[Pair, Comparison], Result):
         """Return a row for each number of each pair of models, of the measure that is named or of all."""
         rows = ((*pair, *row) for pair, comparison in self.pairs.items() for row in comparison.numbers(measures))
         return MODELS + NUMBERS, rows
-
-    def _repr_html_(self) -> str:
-        """Show the summaries in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write all comparisons to one file, whole or not at all; over one that is there only with `overwrite`."""

@@ -53,7 +53,7 @@ class Compression:
     """
 
     kind: ClassVar[str] = "compressed"
-    plot, to_csv = Result.plot, Result.to_csv
+    plot, to_csv, _repr_html_ = Result.plot, Result.to_csv, Result._repr_html_
 
     layers: tuple[CompressedLayer, ...]
     against: str

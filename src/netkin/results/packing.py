@@ -92,6 +92,10 @@ class Result(FrozenRecord):
         draw = import_module("netkin.reporting").plot
         return draw(self, measures, path, ax, steps=steps, profile=profile, overwrite=overwrite)
 
+    def _repr_html_(self) -> str:
+        """Show the result in a notebook."""
+        return import_module("netkin.reporting").notebook_view(self)
+
 
 def document(result: Any) -> Header:
     """Return everything a result holds, and what is read off it, as lists, mappings, texts and numbers.

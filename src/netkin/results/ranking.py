@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -255,10 +254,6 @@ class Ranking(Result):
     def long_form(self) -> LongForm:
         """Return a row for each score and each model by its rank."""
         return COLUMNS, self.rows()
-
-    def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
 
     @property
     def _unranked(self) -> tuple[str, ...]:

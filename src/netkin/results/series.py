@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -205,10 +204,6 @@ class Series(Result):
         """Return a row for each number at each step; `layer_b` is a layer of the final step."""
         return (self.unit, *NUMBERS), ((step, *row) for step in self.steps for row in self[step].numbers())
 
-    def _repr_html_(self) -> str:
-        """Show the series in a notebook."""
-        return import_module("netkin.reporting").notebook_view(self)
-
     def _there(self, threshold: float, measure: str | None) -> np.ndarray:
         """Return at which steps each layer is as close to its final state as `threshold`."""
         table, values = self.table(measure), self.own(measure)
@@ -242,8 +237,10 @@ def trend(steps: Sequence[float], never: int = 0, early: int = 0) -> Trend:
             else f"that {'reaches' if len(steps) == 1 else 'reach'} the threshold at the same step"
         )
         left = f"{early} at the threshold at the first step {'is' if early == 1 else 'are'} left out" if early else ""
-        among = f"{layers} {which}{f' ({left})' if early else ''}" if steps else f"no layers ({left})"
-        raise NoValue(f"there is no order among {among}; choose another threshold, or compare more checkpoints.")
+        fact = f"there is no order among {layers} {which}{f' ({left})' if early else ''}"
+        if not steps:
+            fact = f"{'the layer' if early == 1 else f'all {early} layers'} reached it by the first step"
+        raise NoValue(f"{fact}; choose another threshold, or compare more checkpoints.")
     return Trend(kendall(steps), _jackknife(steps), _p(steps), len(steps), never, early)
 
 

@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from netkin.errors import InvalidValue, ShapeError
-from netkin.reporting.charts import Axis, Chart, Line, axis_up
+from netkin.reporting.blocks import (
+    Bars,
+    Heatmap,
+    Lines,
+    Page,
+    PageBlock,
+    Pictures,
+    RankingBlock,
+    Scatter,
+    Tree,
+    blocks_of,
+)
+from netkin.reporting.charts import Axis, Chart, Line, StepAxis, axis_up, spread
 from netkin.reporting.figures.drawing import (
     caption_below,
     empty_figure,
-    is_dark,
     kind_of,
-    lines_into,
     matplotlib,
     refuse_file,
     write_figure,
     write_words,
 )
-from netkin.reporting.figures.layouts import (
-    comparison_figure,
-    compression_figure,
-    federation_figure,
-    ranking_figure,
-    ranking_into,
-    rounds_into,
-    series_figure,
-    series_into,
-    sparsity_figure,
-    task_figure,
-)
-from netkin.reporting.grids import depths
+from netkin.reporting.figures.panels import block_into, chart_into, figure_of
+from netkin.reporting.grids import LEVELS
+from netkin.reporting.page import Results, page_of
 from netkin.reporting.words import figure_caption
-from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies
-from netkin.results.compression import Compression
-from netkin.results.weight_sparsity import SparsityStudy
+from netkin.results import Comparison, Comparisons, Ranking, Series
+from netkin.results.labels import has_errors
+
+PANES = 5  # steps of a series, unless they are chosen
+# by the kind of page what is drawn into axes, by default its heatmap; what is named may be there once alone
+INTO_AXES: dict[str, tuple[Any, str]] = {
+    "series": (Lines, "measure"),
+    "federation": (Lines, ""),
+    "compression": (Lines, ""),
+    "ranking": (RankingBlock, ""),
+}
 
 
 def plot(
-    results: Comparison
-    | Comparisons
-    | Series
-    | Ranking
-    | Federation
-    | SparsityStudy
-    | Compression
-    | TaskAccuracies
-    | Sequence[TaskAccuracies],
+    results: Results,
     measures: str | Sequence[str] | None = None,
     path: str | os.PathLike[str] | None = None,
     ax: Any = None,
@@ -61,20 +61,18 @@ def plot(
     caption: bool = True,
     overwrite: bool = False,
 ) -> Any:
-    """Return a figure with a heatmap for each measure, or for those named; write it where a `path` is given.
+    """Return a figure with the pictures of a result's page, or of some measures; write it where a `path` is given.
 
-    With `ax`, matplotlib axes of yours, the one heatmap is drawn there. The ending of `path` chooses PNG, SVG or PDF. A
-    series becomes heatmaps at `steps`, or at a few spread over the run, above the lines of its layers; into `ax` go the
-    lines alone. Below the heatmaps of a comparison is the `profile` of its corresponding layers with bars for 95 %
-    intervals: by default where there are standard errors; with True always, and then alone into `ax`. A ranking becomes
-    a panel for each score, or for the score that `measures` names; a federation its accuracies by round beside the
-    similarity of its clients, of which the lines alone go into `ax`; tasks learnt one after another their accuracy
-    matrix; a sparsity study its networks side by side.
+    With `ax`, matplotlib axes of yours, one picture is drawn there: a heatmap, the lines of a series or a federation,
+    or a ranking by one score. The ending of `path` chooses PNG, SVG or PDF. A series becomes heatmaps at `steps`, or at
+    a few spread over the run, above the lines of its layers. Below the heatmaps of a comparison is the `profile` of its
+    corresponding layers with bars for 95 % intervals: by default where there are standard errors; with True always, and
+    then alone into `ax`.
 
     Args:
-        results: A comparison, several, a series, a ranking, a federation, ways to learn tasks in a row, or a sparsity
-            study.
-        measures: One measure or several to draw; by default all.
+        results: What a report shows: a comparison, several, a series, a ranking, a federation, ways to learn tasks in a
+            row, a sparsity study, or a compression.
+        measures: One measure or score or several to draw; by default all.
         path: File to write the figure to.
         ax: Matplotlib axes to draw into, for one measure.
         steps: Steps of a series to draw.
@@ -86,24 +84,26 @@ def plot(
     kind = kind_of(path)
     refuse_file(measures)
     matplotlib("matplotlib")
-    if measures is not None and not isinstance(measures, str):
-        results, measures = _with_measures(results, measures), None
+    if measures is not None:
+        results = _with_measures(results, [measures] if isinstance(measures, str) else measures)
     if isinstance(results, Comparisons) and len(results) == 1:
         (results,) = results.values()  # there is nothing to sum up
     if profile and not isinstance(results, Comparison):
-        raise InvalidValue(f"`profile` is for a comparison; this is a {type(results).__name__}.")
-    if isinstance(results, Series):
-        figure = _of_series(results, measures, ax, steps)
-    elif isinstance(results, Ranking):
-        figure = _of_ranking(results, measures, ax)
-    elif isinstance(results, SparsityStudy):
-        figure = sparsity_figure(results)
-    elif isinstance(results, Compression):
-        figure = compression_figure(results)
-    elif isinstance(results, (Comparison, Comparisons)):
-        figure = comparison_figure(results, measures, ax, steps, profile)
-    else:
-        figure = _of_training(results, measures, ax, steps)
+        raise InvalidValue(f"`profile` is for a comparison; this is a {type(results).__name__}.", argument="profile")
+    if steps is not None and not isinstance(results, Series):
+        what = type(results).__name__
+        raise InvalidValue(f"`steps` chooses among those of a series; this is a {what}.", argument="steps")
+    for step in steps or ():
+        cast("Series", results)[step]  # refuses a step that it has not
+    page = page_of(results)
+    errors = isinstance(results, Comparison) and any(map(has_errors, results.tables.values()))
+    blocks = list(_drawn(page, errors if profile is None else profile, steps))
+    if not blocks:
+        lacking = "this result holds no measure" if measures is None else f"no summary of {measures!r}"
+        raise InvalidValue(f"nothing to draw: {lacking}.")
+    if profile and not any(isinstance(block, Lines) for block in blocks):
+        raise InvalidValue("no layers correspond, so that there is no profile to draw.", argument="profile")
+    figure = figure_of(blocks) if ax is None else _into(ax, page, blocks, bool(profile))
     if title is not None:
         figure.suptitle(title)
     if caption and ax is None:
@@ -114,7 +114,7 @@ def plot(
 
 
 def _with_measures(results: Any, measures: Sequence[str]) -> Any:
-    """Return results with some of their measures, in that order."""
+    """Return results with some of their measures or scores, in that order."""
     if isinstance(results, Comparison):
         return replace(results, tables={table.id: table for table in map(results.table, measures)})
     if isinstance(results, Comparisons):
@@ -122,41 +122,63 @@ def _with_measures(results: Any, measures: Sequence[str]) -> Any:
         return Comparisons(list(each), results.failed)
     if isinstance(results, Series):
         return replace(results, comparisons=tuple(_with_measures(one, measures) for one in results.comparisons))
-    raise InvalidValue(f"several `measures` are drawn of comparisons and series; this is a {type(results).__name__}.")
+    if isinstance(results, Ranking):
+        tables = {table.id: table for table in map(results.table, measures)}
+        return replace(results, tables=tables, score=next(iter(tables)))
+    what = type(results).__name__
+    raise InvalidValue(
+        f"`measures` chooses among those of comparisons, series and rankings; this is a {what}.", argument="measures"
+    )
 
 
-def _of_ranking(ranking: Ranking, score: str | None, ax: Any) -> Any:
-    if ax is None:
-        return ranking_figure(ranking, ranking.scores if score is None else [ranking.table(score).id])
-    ranking_into(ax, ranking if score is None else ranking.by(score))
-    return ax.figure
+def _drawn(page: Page, profile: bool, steps: Sequence[int] | None) -> Iterator[PageBlock]:
+    """Yield the pictures of a page; of a run its heatmaps at some steps, in place of the page's own choice."""
+    for block in blocks_of(replace(page, origins=(), choices=())):
+        if isinstance(block, Heatmap) and block.frames and page.timeline:
+            timeline = page.timeline
+            chosen = spread(StepAxis.of(timeline.steps), PANES) if steps is None else map(timeline.steps.index, steps)
+            places = list(chosen)
+            names = [f"{timeline.unit} {timeline.steps[place]:,}" for place in places]
+            sides = (f"at this {timeline.unit}", f"at the final {timeline.unit}")
+            yield Pictures([block.frames[place] for place in places], names, block.key, sides, places)
+        elif isinstance(block, Lines):
+            yield from [block] if profile or not block.key.startswith("profile") else []
+        elif isinstance(block, Pictures):
+            yield from [block] if block.marks else []
+        elif isinstance(block, (Heatmap, Bars, RankingBlock, Tree, Scatter)):
+            yield block
 
 
-def _of_training(results: Any, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
-    """Return what became of clients or of tasks."""
-    if measure is not None or steps is not None:
-        raise InvalidValue(
-            "`measures` and `steps` are for comparisons, series and rankings; a federation and tasks have none."
-        )
-    if not isinstance(results, Federation):
-        return task_figure(results if isinstance(results, (list, tuple)) else [results], ax)
-    if ax is None:
-        return federation_figure(results)
-    rounds_into(ax, results)
-    return ax.figure
+def _into(ax: Any, page: Page, blocks: Sequence[PageBlock], profile: bool) -> Any:
+    """Draw the one picture that belongs into axes, and return their figure."""
+    kind, what = (Lines, "") if profile else INTO_AXES.get(page.style, (Heatmap, "heatmap"))
+    chosen: list[Any] = [block for block in blocks if isinstance(block, kind)]
+    if not chosen:
+        raise InvalidValue("nothing of this result is drawn into axes; leave out `ax`.", argument="ax")
+    if what and len(chosen) > 1:
+        ids = page.timeline.measures if page.timeline else [block.grid.id for block in chosen]
+        told = ", ".join(ids)
+        raise ShapeError(f"one pair of axes takes one {what}, and here are {len(chosen)}: {told}. Name a measure.")
+    if profile and len(chosen) > 1:
+        _profiles_into(ax, [block.chart for block in chosen])
+    else:
+        block_into(ax, chosen[0])
+    return ax.figure.figure  # of a part of a figure, the whole
 
 
-def _of_series(series: Series, measure: str | None, ax: Any, steps: Sequence[int] | None) -> Any:
-    measures = list(series.measures) if measure is None else [series.table(measure).id]
-    if not measures:
-        raise InvalidValue("nothing to draw: this result holds no measure.")
-    if ax is None:
-        return series_figure(series, measures, steps)
-    if len(measures) != 1:
-        told = ", ".join(measures)
-        raise ShapeError(f"one pair of axes takes one measure, and here are {len(measures)}: {told}. Name a measure.")
-    series_into(ax, series, measures[0])
-    return ax.figure
+def _profiles_into(ax: Any, charts: Sequence[Chart]) -> None:
+    """Draw profiles on several scales into one pair of axes, by where values lie between far and close."""
+    lines = [_placed(line, chart.up) for chart in charts for line in chart.lines]
+    bars = "95 % intervals" if any(any(line.ends) for line in lines) else ""
+    chart_into(ax, replace(charts[0], lines=lines, up=Axis(0, 1)), bars)
+    ax.set_yticks([0, 1], ["far", "close"])
+
+
+def _placed(line: Line, up: Axis) -> Line:
+    """Return a line by where its values lie between the ends of their axis."""
+    bars = [line.bar(k) for k in range(len(line.values))]
+    ends = [None if bar is None else (up.place(bar[0]), up.place(bar[1])) for bar in bars]
+    return replace(line, values=[None if value is None else up.place(value) for value in line.values], ends=ends)
 
 
 def plot_matrix(
@@ -231,21 +253,18 @@ def plot_barrier(
     kind = kind_of(path)
     matplotlib("matplotlib")
     axes = empty_figure(4.6, 3.2).add_subplot() if ax is None else ax
-    colours = depths("dark" if is_dark(axes) else "light")
     axes.plot([weights[0], weights[-1]], [losses[0], losses[-1]], color="#999999", linewidth=0.8, linestyle="--")
-    _along_weights(axes, weights, losses, colours[0], "cross-entropy")
+    _along_weights(axes, weights, losses, 0, "cross-entropy")
     if accuracies:
-        _along_weights(axes.twinx(), weights, accuracies, colours[-1], "relative accuracy")
+        _along_weights(axes.twinx(), weights, accuracies, LEVELS - 1, "relative accuracy")
     write_words(axes.set_title, title, fontsize=9)
     if path is not None:
         write_figure(axes.figure, path, kind, overwrite=overwrite)
     return axes.figure
 
 
-def _along_weights(ax: Any, weights: Sequence[float], values: Sequence[float], colour: str, name: str) -> None:
-    along = Axis(weights[0], weights[-1])
-    up = axis_up(values)
-    chart = Chart(name, "weight of the second stitch", weights, [Line(name, values, colour=colour)], up, along)
-    lines_into(ax, chart, name, marks=".")
-    ax.yaxis.label.set_color(colour)
+def _along_weights(ax: Any, weights: Sequence[float], values: Sequence[float], depth: int, name: str) -> None:
+    line, along = Line(name, values, depth=depth), Axis(weights[0], weights[-1])
+    chart_into(ax, Chart(name, "weight of the second stitch", weights, [line], axis_up(values), along), name)
+    ax.yaxis.label.set_color(ax.lines[-1].get_color())
     ax.spines["right"].set_visible(True)

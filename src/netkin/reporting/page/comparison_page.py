@@ -195,9 +195,10 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     maps = {} if blocks else _maps_by_measure(comparisons)
     beside = next(iter(maps.values())) if maps and len(figures) == 1 else []
     cards = Section("", [*figures, *beside], "cards", "mapped" if beside else "")
-    words = Text(f"{BLOCKS if blocks else _means_in_words(summaries)} Choose a cell to open its comparison.")
+    words = Text(BLOCKS if blocks else _means_in_words(summaries))
+    choose = Text("Choose a cell to open its comparison.", style="controls")
     below = [] if beside else _maps_section(maps)
-    return Section(title, [cards, words, *below], style="summary", quiet=True)
+    return Section(title, [cards, words, choose, *below], style="summary", quiet=True)
 
 
 def _maps_by_measure(comparisons: Sequence[Comparison]) -> dict[str, list[PageBlock]]:

@@ -10,7 +10,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.reporting.blocks import Heatmap, Lines, Name, Page, PageBlock, Pictures, Section, Table, Text, Timeline
 from netkin.reporting.charts import StepAxis, series_chart, spread
-from netkin.reporting.grids import LEVELS, Grid, Scale, frames
+from netkin.reporting.grids import Grid, Scale, frames
 from netkin.reporting.parts import about, common_facts, conventions, layer_table, measured, origins, reason_list
 from netkin.reporting.words import (
     chance_in_words,
@@ -84,7 +84,8 @@ def _caveats(series: Series) -> list[Caveat]:
 def _measure(series: Series, axis: StepAxis, measure: str, grids: Sequence[Grid], place: int) -> Section:
     """Return all that is shown of one measure: its heatmap, the run at a glance, the layers' lines, and their order."""
     names, chosen = [f"{series.unit} {step:,}" for step in series.steps], spread(axis, PANES)
-    glance = Pictures([grids[k] for k in chosen], [names[k] for k in chosen], f"series {place}", chosen)
+    sides = (f"at this {series.unit}", f"at the final {series.unit}")
+    glance = Pictures([grids[k] for k in chosen], [names[k] for k in chosen], f"series {place}", sides, chosen)
     heatmap = _heatmap(series, measure, grids, place, names[0])
     lines = layer_lines(series, measure, f"ways {place}") if series.layers else None
     settled = [settling(series, measure), step_maps(series, measure)] if series.layers else []
@@ -107,7 +108,7 @@ def _heatmap(series: Series, measure: str, grids: Sequence[Grid], place: int, fi
 
 def layer_lines(series: Series, measure: str, key: str) -> Lines | None:
     """Return the chart of a measure with its numbers, or None where no layer has a final state."""
-    chart = series_chart(series, measure, [f"var(--d{k})" for k in range(LEVELS)])
+    chart = series_chart(series, measure)
     if chart is None:
         return None
     closer = series.table(measure).higher_is_closer
@@ -177,7 +178,7 @@ def step_maps(series: Series, measure: str) -> Section | None:
     low, high = (float(seen.min()), float(seen.max())) if seen.size else table.bounds
     scale = Scale(low, high, table.higher_is_closer, open_ended=True)
     names = tuple(map(str, series.steps))
-    grids = [Grid(f"{measure} of {layer}", names, names, series.between_steps(layer, measure), scale)
+    grids = [Grid(measure, names, names, series.between_steps(layer, measure), scale)
              for layer in layers]  # fmt: skip
     marks = {mark: series.reached(mark, measure) for mark in DASHED if mark in series.marks(measure)}
     lines = [[(series.steps.index(step), DASHED[mark]) for mark, steps in marks.items()
@@ -193,7 +194,7 @@ def step_maps(series: Series, measure: str) -> Section | None:
             f" White lines mark the {series.unit} from which on a layer stays at 0.99 of its final state (full) and at "
             "0.999 (dotted)."
         )
-    pictures = Pictures(grids, layers, "each layer", notes=notes, marks=lines)
+    pictures = Pictures(grids, layers, "each layer", (series.unit, series.unit), notes=notes, marks=lines)
     return Section(f"Every {series.unit} with every other", [Section("", [Text(words), pictures], "card")])
 
 
