@@ -252,6 +252,7 @@ CALLS = (  # whose arguments are options of commands
     nk.stitch_all,
     nk.compress,
     nk.share_coefficients,
+    nk.Recipe,
 )
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
@@ -260,6 +261,7 @@ def names_of_the_library() -> str:
     """Return what the command line shows of the library: names that are registered, and options of functions."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
+    from netkin.applications.sparsity.sparsify import METHODS as SPARSITY_METHODS
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
@@ -269,6 +271,7 @@ def names_of_the_library() -> str:
     from netkin.sources.architectures import ARCHITECTURES
     from netkin.sources.datasets import NAMED
     from netkin.training.class_splits import PARTITIONS
+    from netkin.training.recipe import OPTIMIZERS, ORDERS, PRECISIONS, SCHEDULES
 
     ours = [name for name, one in measures().items() if one.function.__module__.startswith("netkin.")]
     kinds = {
@@ -276,6 +279,8 @@ def names_of_the_library() -> str:
         "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
         "task scores": TASK_SCORES,
         "algorithms": ALGORITHMS, "coefficients": SOURCES, "partitions": PARTITIONS, "learners": LEARNERS,
+        "optimizers": OPTIMIZERS, "schedules": SCHEDULES, "orders": ORDERS, "precisions": [*PRECISIONS, "auto"],
+        "sparsity methods": SPARSITY_METHODS,
     }  # fmt: skip
     lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
     lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']

@@ -269,7 +269,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         name = getattr(spec, "__name__", repr(spec))
         raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
-        raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
+        raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.", argument="measures")
     parsed = parse_id(spec)
     if parsed is None:
         raise UnknownName(
