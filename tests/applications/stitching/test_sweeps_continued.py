@@ -202,7 +202,7 @@ def test_a_sweep_is_known_by_its_digests_and_its_call(world, tmp_path):
         assert alone.provenance[key] == kept.provenance[key]
     assert alone.provenance["fitting data digest"].startswith("200 examples, mark ")
     state = nk.jobs.read(tmp_path / "ab.netkin")
-    assert (state.kind, state.condition, state.done, state.total) == ("sweep", "done", 4, 4)
+    assert (state.kind, state.condition, state.progress) == ("sweep", "done", "3 of 3 stitches")
 
 
 def test_parts_say_how_long_they_took(world, tmp_path):
