@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 KIND = "statistics"
-FED = ("measures", "layers", "pairs", "shape", "memory", "seed", "errors", "chunks")  # options without running models
+# options without running models
+FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
-STUDY = ("examples", "chunks", "seed")
+STUDY = ("examples", "chunks", "seed", "tokens")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ class Comparer:
         self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
         self.record = PassRecord([measure.id for measure in measures], resizes=bool(spec.resize))
         limit = memory_limit(spec.limit)
-        self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
+        self.study = study or Study(
+            {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
+        )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
