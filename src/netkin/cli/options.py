@@ -15,7 +15,8 @@ from click.core import ParameterSource
 
 from netkin.cli.outputs import SILENT, TITLE, with_refusals
 from netkin.cli.running import readable
-from netkin.comparing.spec import default_of, help_of
+from netkin.comparing.spec import checked_pairs, default_of, help_of
+from netkin.errors import UnknownName
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -53,7 +54,7 @@ def example(line: str) -> str:
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
     "Training": "recipe head pretrain_epochs head_epochs finetune",
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "score measures layers layer pairs shape resize scores",
+    "What is compared": "score measures layers layer pairs shape tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -233,6 +234,15 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+
+
+def _pairs_option(context: click.Context, parameter: click.Parameter, which: str) -> Any:
+    try:
+        return checked_pairs(which)
+    except UnknownName as refusal:
+        raise click.BadParameter(str(refusal)) from refusal
+
+
 RESUMED = "run the same command again to resume, with --overwrite to start again"
 ROWS = declared("rows", "For three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
@@ -248,11 +258,12 @@ SHAPE = declared(
 )  # fmt: skip
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
+_TOKENS = declared("tokens", type=COUNT, metavar="N")
 BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
 MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
 SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
 _COMPARING = (
-    declared("pairs", type=click.Choice(["all", "corresponding"])),
+    declared("pairs", callback=_pairs_option, metavar="[all|corresponding|band:K]"),
     SHAPE,
     _RESIZE,
     EXAMPLES,
@@ -289,7 +300,15 @@ _SKETCHING = (
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
     return with_options(
-        command, _data(needs_data), _measures(["cka"]), LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS
+        command,
+        _data(needs_data),
+        _measures(["cka"]),
+        LAYERS_BY_MODEL,
+        *_COMPARING,
+        _TOKENS,
+        *_ERRORS,
+        NAMES,
+        TRANSFORMS,
     )
 
 
@@ -312,7 +331,7 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
