@@ -86,7 +86,7 @@ def which_model() -> Any:
 
 def users() -> Any:
     """Train ten clients together, every two of which have the same two digits, with coefficients of their own."""
-    split = nk.split_by_classes("digits:train", clients=10, classes=2, test="digits:test", deal="groups")
+    split = nk.split_by_classes("digits:train", clients=10, classes=2, test="digits:test", partition="groups")
     torch.manual_seed(0)
     convolutions = [nk.AtomConv2d(i, o, 3, stride=2, padding=1, atoms=4) for i, o in ((1, 8), (8, 16))]
     relu, head = torch.nn.ReLU(), [torch.nn.Flatten(), torch.nn.Linear(64, 10)]

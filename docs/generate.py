@@ -241,9 +241,19 @@ def judged_scores(claim: Claim) -> str:
 # --- names.json -------------------------------------------------------------------------------------------------------
 
 
-CALLS = (
-    nk.recommend, nk.task2vec, nk.task_similarity, nk.stitch_all, nk.compress, nk.share_coefficients,
-)  # fmt: skip  # whose keywords are options of commands
+CALLS = (  # whose arguments are options of commands
+    nk.recommend,
+    nk.compare_tasks,
+    nk.task2vec,
+    nk.task_similarity,
+    nk.learn_tasks,
+    nk.federate,
+    nk.split_by_classes,
+    nk.stitch_all,
+    nk.compress,
+    nk.share_coefficients,
+    nk.Recipe,
+)
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 
 
@@ -251,6 +261,7 @@ def names_of_the_library() -> str:
     """Return what the command line shows of the library: names that are registered, and options of functions."""
     from netkin.applications.continual.learners import LEARNERS
     from netkin.applications.federated import ALGORITHMS, SOURCES
+    from netkin.applications.sparsity.sparsify import METHODS as SPARSITY_METHODS
     from netkin.applications.stitching import METHODS
     from netkin.applications.stitching.evaluating import SCORES as STITCH_SCORES
     from netkin.applications.transfer.scores import SCORES
@@ -259,14 +270,17 @@ def names_of_the_library() -> str:
     from netkin.representations.shapes import SHAPES
     from netkin.sources.architectures import ARCHITECTURES
     from netkin.sources.datasets import NAMED
-    from netkin.training.class_splits import DEALS
+    from netkin.training.class_splits import PARTITIONS
+    from netkin.training.recipe import OPTIMIZERS, ORDERS, PRECISIONS, SCHEDULES
 
     ours = [name for name, one in measures().items() if one.function.__module__.startswith("netkin.")]
     kinds = {
         "networks": ARCHITECTURES, "data": NAMED, "shapes": SHAPES, "measures": sorted(ours), "engines": ENGINES,
         "stitching methods": [*METHODS, "task_loss"], "stitching scores": STITCH_SCORES, "transfer scores": SCORES,
         "task scores": TASK_SCORES,
-        "algorithms": ALGORITHMS, "coefficients": SOURCES, "deals": DEALS, "learners": LEARNERS,
+        "algorithms": ALGORITHMS, "coefficients": SOURCES, "partitions": PARTITIONS, "learners": LEARNERS,
+        "optimizers": OPTIMIZERS, "schedules": SCHEDULES, "orders": ORDERS, "precisions": [*PRECISIONS, "auto"],
+        "sparsity methods": SPARSITY_METHODS,
     }  # fmt: skip
     lines = [f"{json.dumps(kind)}: {json.dumps(list(names))}" for kind, names in kinds.items()]
     lines += [f'"options of learners": {json.dumps({name: list(one.options) for name, one in LEARNERS.items()})}']
@@ -276,12 +290,19 @@ def names_of_the_library() -> str:
 
 
 def options_of(call: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the default and the sentence of each keyword of a function, for its command."""
+    """Return the default and the sentence of each argument of a function that its command has as an option."""
     described = (inspect.getdoc(call) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     sentences = {name: " ".join(text.split()) for name, text in re.findall(ARGUMENT, described, re.MULTILINE)}
-    keywords = [one for one in inspect.signature(call).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    plain = [one for one in keywords if one.default is None or isinstance(one.default, bool | int | float | str)]
-    return {one.name: [one.default, sentences[one.name]] for one in plain}
+    for name, option in getattr(call, "declared", {}).items():  # without what is for Python alone
+        sentence = option.metadata["sentence"]
+        if name in sentences and sentences[name].startswith(sentence.rstrip(".")):
+            sentences[name] = sentence
+    options = {}
+    for name, parameter in inspect.signature(call).parameters.items():
+        default = None if parameter.default is parameter.empty else parameter.default
+        if name in sentences and (default is None or isinstance(default, bool | int | float | str)):
+            options[name] = [default, sentences[name]]
+    return options
 
 
 PAGES = {"measures.md": page_of_measures, "cli.md": page_of_commands, "reproductions.md": page_of_reproductions}

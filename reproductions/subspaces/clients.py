@@ -102,7 +102,7 @@ def grouped_clients(lab: Lab, seed: int) -> tuple[Clients, dict[str, int]]:
     own = natural.train_labels < setting.groups * GROUP
     count = setting.groups * setting.clients
     split = nk.split_by_classes(
-        (natural.train_images[own], natural.train_labels[own]), count, GROUP, deal="groups", equal=True, seed=seed
+        (natural.train_images[own], natural.train_labels[own]), count, GROUP, partition="groups", equal=True, seed=seed
     )
     found = {name: (inputs, labels % GROUP) for name, (inputs, labels) in split.train.items()}
     each = min(len(labels) for _, labels in found.values())

@@ -114,7 +114,7 @@ def federated(lab: Lab, begin: nn.Module, split: ClientSplit, name: str, how: tu
         public = other.train_images[: setting.public], other.train_labels[: setting.public]
     return nk.federate(
         begin, split.train, how[0], coefficients=how[1], test=split.test, rounds=setting.rounds[name],
-        share=setting.share, recipe=setting.recipe, finetune=setting.finetune, public=public,
+        client_fraction=setting.share, recipe=setting.recipe, finetune=setting.finetune, public=public,
         pretrain_epochs=setting.pretrain, how="stacked", seed=seed, progress=False,
     )  # fmt: skip
 

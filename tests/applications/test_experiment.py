@@ -13,7 +13,20 @@ from netkin.comparing.sides import named_models
 from netkin.comparing.spec import declarations
 from netkin.errors import FileError, InvalidValue, UnknownName
 
-CALLS = [nk.recommend, nk.stitch, nk.stitch_all, nk.stitch_many, nk.explain_stitch]
+CALLS = [
+    nk.recommend, nk.stitch, nk.stitch_all, nk.stitch_many, nk.explain_stitch, nk.task2vec, nk.kernel_ridge,
+    nk.layer_embeddings, nk.federate,
+]  # fmt: skip
+NET, LABELLED = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), [(torch.ones(4, 2), torch.arange(4) % 2)]
+ELSEWHERE = {
+    "task2vec": lambda **options: nk.task2vec(NET, LABELLED, **options),
+    "fisher_rao_norm": lambda **options: nk.fisher_rao_norm(NET, LABELLED, **options),
+    "kernel_ridge": lambda **options: nk.kernel_ridge(NET, LABELLED, **options),
+    "layer_embeddings": lambda **options: nk.layer_embeddings(NET, LABELLED, **options),
+    "transfer_scores": lambda **options: nk.transfer_scores(NET, LABELLED, ["knn"], **options),
+    "federate": lambda **options: nk.federate(NET, LABELLED, rounds=1, **options),
+    "recommend": lambda **options: nk.recommend({"net": NET}, LABELLED, **options),
+}
 KEYWORDS = {ExperimentOptions: (Experiment, ""), SweepOptions: (StitchRequest, "test transform forward")}
 
 
@@ -40,6 +53,12 @@ def test_what_can_not_be_is_refused_when_the_experiment_is_made(options, argumen
     with pytest.raises(InvalidValue) as fault:
         Experiment(models={"a": nn.Linear(2, 2)}, **options)
     assert fault.value.argument == argument
+
+
+@pytest.mark.parametrize("call", ELSEWHERE)
+def test_a_device_that_is_not_there_is_refused(call):
+    with pytest.raises(UnknownName, match="cuda:99"):
+        ELSEWHERE[call](device="cuda:99")
 
 
 def test_lent_models_random_states_and_loaders_come_back_unchanged():

@@ -173,11 +173,11 @@ def test_a_training_says_how_far_it_is_and_what_it_belongs_to(netkin):
     inputs = torch.linspace(-1, 1, 64)[:, None]
     options = {"epochs": 2, "batch": 32, "loss": torch.nn.functional.mse_loss, "save": "t.netkin", "progress": False}
     nk.train(torch.nn.Linear(1, 1), (inputs, inputs), seed=3, **options)
-    lines = [" ".join(line.split()) for line in netkin("show t.netkin").stdout.splitlines()]
-    assert lines[:2] == ["t.netkin: training", "progress epoch 2, step 4"]
+    lines = [" ".join(line.split()) for line in netkin("jobs show t.netkin").stdout.splitlines()]
+    assert lines[0] == "t.netkin.job: training, done, 4 of 4 steps"
     assert "seed 3" in lines
     assert any(line.startswith("recipe epochs=2, batch=32") for line in lines)
-    with pytest.raises(FileError, match=r"holds where a training stands, .* `nk.train\(..., save=...\)` goes on"):
+    with pytest.raises(FileError, match=r"'t.netkin' is no netkin file"):  # it holds the trained weights
         nk.load("t.netkin")
 
 

@@ -8,8 +8,8 @@ import pytest
 import netkin as nk
 
 FEDERATE = (
-    "federate netkin:digits --data digits:train --test digits:test --clients 5 --classes 2 --deal groups --rounds 2 "
-    "--atoms 4 --algorithm fedper --coefficients evolving --recipe rate=0.05,batch=64 --seed 3"
+    "federate netkin:digits --data digits:train --test digits:test --clients 5 --classes 2 --partition groups "
+    "--rounds 2 --atoms 4 --algorithm fedper --coefficients evolving --recipe rate=0.05,batch=64 --seed 3"
 )
 
 
@@ -21,7 +21,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     assert "clusters by atom_cosine" in result.stdout
     assert "saved to u.netkin" in result.stderr
     found = nk.load("u.netkin")
-    split = nk.split_by_classes("digits:train", 5, 2, test="digits:test", deal="groups", seed=3)
+    split = nk.split_by_classes("digits:train", 5, 2, test="digits:test", partition="groups", seed=3)
     network = nk.decompose(nk.load_model("netkin:digits", seed=3), atoms=4).model
     again = nk.federate(
         network, split.train, "fedper", test=split.test, test_every=1, coefficients="evolving", rounds=2, rate=0.05,
@@ -44,10 +44,10 @@ def test_more_rounds_go_on_and_other_settings_are_refused_but_with_overwrite(net
     whole = netkin(f"{FEDERATE} --json")
     assert longer.exit_code == 0, longer.output
     assert json.loads(longer.stdout)["accuracy"] == json.loads(whole.stdout)["accuracy"]
-    other = netkin(f"{FEDERATE} --out u.netkin --pull 0.7")
+    other = netkin(f"{FEDERATE} --out u.netkin --prox 0.7")
     assert other.exit_code == 1
     assert "--overwrite" in other.stderr
-    assert netkin(f"{FEDERATE} --out u.netkin --pull 0.7 --overwrite").exit_code == 0
+    assert netkin(f"{FEDERATE} --out u.netkin --prox 0.7 --overwrite").exit_code == 0
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_without_test_data_nothing_is_tested(netkin):
     "change, code, said",
     [
         ("--classes 11", 1, "a client can't have 11 classes: the data have 10."),
-        ("--share 0", 1, "--share: `share` is a share of the clients"),
+        ("--client-fraction 0", 1, "--client-fraction: `client_fraction` is a share of the clients"),
         ("--recipe rate", 2, "a setting is written NAME=VALUE, as rate=0.05; got 'rate'"),
         ("--recipe rate=1", 2, "'rate' is given twice"),
         ("--recipe rates=1", 1, "a recipe has no 'rates'; did you mean 'rate'?"),

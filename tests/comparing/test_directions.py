@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
 import netkin as nk
-from netkin.errors import InflatedWarning, MemoryLimit, NoValue, ShapeError, UnknownName
+from netkin.errors import InflatedWarning
 
 FIELDS = ("mean", "transform", "patterns", "singular_values")
 
@@ -80,45 +79,6 @@ def test_options_reach_the_pass(maps, images):
     assert half.x.n == 30
     doubled = nk.model_directions(model, "conv2", model, data=images, transforms=(None, lambda batch: batch * 2))
     assert doubled.similarity < 1
-    with pytest.raises(MemoryLimit, match="the limit is 10 B"):
-        nk.model_directions(model, "conv2", data=images, memory=10)
-
-
-def test_unknown_layers_are_refused_with_a_suggestion(maps, images):
-    with pytest.raises(UnknownName, match="no layer named 'conf1'; did you mean 'conv1'"):
-        nk.model_directions(maps(), "conf1", data=images)
-    with pytest.raises(UnknownName, match="no layer named 'conv'; did you mean 'conv"):
-        nk.model_directions(maps(), "conv1", maps(), "conv", images)
-
-
-def test_a_pattern_for_several_layers_is_refused(maps, images):
-    with pytest.raises(UnknownName, match="'conv.' matches 2 layers, and one is needed; choose 'conv1'"):
-        nk.model_directions(maps(), "conv?", data=images)
-
-
-def test_layers_that_do_not_meet_are_refused(maps, images):
-    with pytest.raises(NoValue, match="64 rows an example and layer '' of 'a' 1; use a shape with one row"):
-        nk.model_directions(maps(), "conv1", data=images, shape="positions")
-    with pytest.raises(NoValue, match="64 rows an example and layer 'conv2' of 'b' 16"):
-        nk.model_directions(maps(), "conv1", maps(), "conv2", images, shape="positions")
-
-
-def test_frequencies_have_no_directions(maps, images):
-    with pytest.raises(NoValue, match="directions are found in one block, and these moments have .* instead of 'dft'"):
-        nk.model_directions(maps(), "conv1", maps(), data=images, shape="dft")
-
-
-def test_a_batch_of_another_size_is_refused():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, batch):
-            return self.inner(batch[::2])
-
-    with pytest.raises(ShapeError, match="for a batch of 3 examples"):
-        nk.model_directions(Half(), "inner", data=torch.randn(20, 4))
 
 
 def test_progress_is_told_to_a_function(maps, images):

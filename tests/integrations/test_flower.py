@@ -129,7 +129,7 @@ class Filling(Grid):
 @pytest.mark.parametrize(("share", "asked"), [(1.0, 3), (0.7, 2)])
 def test_nodes_that_connect_late_are_waited_for_and_then_asked(flower, monkeypatch, share, asked):
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
-    strategy = federation_strategy(network(), share=share, nodes=3, evaluates=True)
+    strategy = federation_strategy(network(), client_fraction=share, nodes=3, evaluates=True)
     grid = Filling(flower, client_app(network(), data_of, test=data_of, **HOW), 3)
     strategy.start(grid, strategy.initial_arrays, num_rounds=2)
     assert [len(one.asked) for one in strategy.records] == [asked] * 2
@@ -138,10 +138,10 @@ def test_nodes_that_connect_late_are_waited_for_and_then_asked(flower, monkeypat
         assert np.allclose(strategy.shared["3.bias"], expected.shared["3.bias"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"share": 0}, {"share": 1.5}, {"nodes": 0}, {"nodes": 2.5}])
+@pytest.mark.parametrize("options", [{"client_fraction": 0}, {"client_fraction": 1.5}, {"nodes": 0}, {"nodes": 2.5}])
 def test_shares_and_numbers_of_nodes_that_can_not_be_are_refused(flower, options):
     with pytest.raises(
-        InvalidValue, match="`share` is a share of the nodes|`nodes` must be a whole number of 1 or more"
+        InvalidValue, match="`client_fraction` is a share of the clients|`nodes` must be a whole number of 1 or more"
     ):
         federation_strategy(network(), **options)
 

@@ -118,7 +118,7 @@ def test_layers_at_the_threshold_at_the_first_step_say_nothing_of_settling(world
     one = world.series(np.column_stack([np.ones((5, 2)), UPWARDS[:, 2]]))
     with pytest.raises(NoValue, match=r"1 layer that reaches .* \(2 at the threshold at the first step are left out"):
         one.bottom_up(0.9)
-    with pytest.raises(NoValue, match=r"no layers \(3 at the threshold at the first step are left out"):
+    with pytest.raises(NoValue, match="all 3 layers reached it by the first step; choose"):
         world.series(np.ones((5, 3))).bottom_up(0.9)
 
 

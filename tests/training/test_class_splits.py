@@ -3,7 +3,8 @@ import torch
 
 import netkin as nk
 from netkin.errors import InvalidValue, NameClash, ShapeError
-from netkin.training.class_splits import Task, refuse_tasks, split_tasks
+from netkin.sources.batches import Batches
+from netkin.training.class_splits import Task, refuse_tasks, split_by_classes, split_tasks
 
 
 def arrays(classes=6, each=5):
@@ -34,6 +35,33 @@ def test_names_batches_and_arrays_give_the_same_tasks():
     batches = split_tasks(list(nk.load_data("digits:train")), list(nk.load_data("digits:test")), 5)
     assert [one.digest() for one in named] == [one.digest() for one in batches]
     assert sum(len(task.train[1]) for task in named) == nk.load_data("digits:train").examples
+
+
+@pytest.fixture
+def named():
+    """Examples of eight classes that have names, as those of a folder of images have."""
+    inputs, labels = arrays(classes=8)
+    return Batches("images:zoo", inputs, labels, classes=("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen"))
+
+
+def test_tasks_are_named_by_their_classes_where_these_have_names(named):
+    assert [task.name for task in split_tasks(named, named, 4)] == ["ant, bee", "cat, dog", "eel, fox", "gnu, hen"]
+    assert [task.name for task in split_tasks(named, named, 2)] == ["ant to dog", "eel to hen"]
+    mixed = [task.name for task in split_tasks(named, named, 2, seed=0)]
+    assert all(name.endswith(" and 2 more") for name in mixed)
+    assert len(set(mixed)) == 2
+
+
+def test_classes_of_clients_are_named(named):
+    clients = split_by_classes(named, clients=4, classes=2, partition="groups")
+    assert str(clients).splitlines()[0] == "0: 10 examples of classes ant, bee"
+    assert repr(clients) == "ClientSplit(4 clients, 40 examples)"
+
+
+def test_data_and_tasks_are_shown_in_a_line(named):
+    assert repr(named) == "Batches('images:zoo', 40 examples, with labels, batch_size=128)"
+    task = split_tasks(named, named, 4)[0]
+    assert repr(task) == "Task('ant, bee', 2 classes, 10 examples to train and 10 to test on)"
 
 
 def test_a_batch_without_examples_adds_none():

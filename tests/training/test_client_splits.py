@@ -12,9 +12,9 @@ def examples(count=200, classes=10):
     return torch.arange(count)[:, None].float(), torch.arange(count) % classes
 
 
-@pytest.mark.parametrize(("deal", "clients", "classes"), [("groups", 10, 2), ("random", 7, 3), ("random", 100, 5)])
-def test_no_example_goes_to_two_clients_and_each_has_its_classes_alone(deal, clients, classes):
-    found = split_by_classes(examples(2000), clients, classes, deal=deal)
+@pytest.mark.parametrize(("partition", "clients", "classes"), [("groups", 10, 2), ("random", 7, 3), ("random", 100, 5)])
+def test_no_example_goes_to_two_clients_and_each_has_its_classes_alone(partition, clients, classes):
+    found = split_by_classes(examples(2000), clients, classes, partition=partition)
     rows = torch.cat([inputs.flatten() for inputs, _ in found.train.values()])
     assert len(rows) == len(rows.unique())
     assert len(found.train) == clients
@@ -31,7 +31,7 @@ def test_all_classes_have_about_as_many_clients():
 
 
 def test_the_examples_of_a_class_are_divided_alike_among_its_clients():
-    found = split_by_classes(examples(), 30, 2, deal="groups")
+    found = split_by_classes(examples(), 30, 2, partition="groups")
     counts = [[int((labels == one).sum()) for one in found.classes[name]] for name, (_, labels) in found.train.items()]
     assert {one for own in counts for one in own} == {3, 4}
     assert max(map(sum, counts)) - min(map(sum, counts)) <= 2
@@ -59,8 +59,8 @@ def test_test_data_are_dealt_by_the_same_classes_and_a_seed_gives_the_same_split
     [
         ({"clients": 0, "classes": 1}, "`clients` must be a whole number of 1 or more; got 0"),
         ({"clients": 3, "classes": 11}, "a client can't have 11 classes: the data have 10"),
-        ({"clients": 7, "classes": 2, "deal": "groups"}, "10 classes in groups of 2 can't be given to 7 clients"),
-        ({"clients": 4, "classes": 2, "deal": "dirichlet"}, "classes are dealt by 'random' or 'groups'"),
+        ({"clients": 7, "classes": 2, "partition": "groups"}, "10 classes in groups of 2 can't be given to 7 clients"),
+        ({"clients": 4, "classes": 2, "partition": "dirichlet"}, "no partition named 'dirichlet'"),
     ],
 )
 def test_a_split_that_can_not_be_is_refused(options, fault):
@@ -74,9 +74,9 @@ def test_data_without_labels_are_refused():
 
 
 def test_a_split_takes_data_by_their_name():
-    found = split_by_classes("digits:train", 5, 2, test="digits:test", deal="groups")
+    found = split_by_classes("digits:train", 5, 2, test="digits:test", partition="groups")
     inputs, labels = map(torch.cat, zip(*nk.load_data("digits:train", batch_size=100), strict=True))
-    again = split_by_classes((inputs, labels), 5, 2, deal="groups")
+    again = split_by_classes((inputs, labels), 5, 2, partition="groups")
     assert all(torch.equal(one, other) for name in found.train for one, other in
                zip(found.train[name], again.train[name], strict=True))  # fmt: skip
     assert sum(len(own) for _, own in found.test.values()) == 360

@@ -30,6 +30,7 @@ from netkin.cli.saved import jobs, report, show
 from netkin.cli.several_models import atoms, recommend, tasks
 from netkin.cli.single_model import classes, compress, sparsity
 from netkin.cli.stitch import stitch
+from netkin.cli.train import train
 from netkin.cli.training import continual, dynamics, federate
 
 NAMING_LAYERS = ("--layers", "--layer", "--at", "--into", "--head")
@@ -215,7 +216,7 @@ def with_completion(command: click.Command) -> None:
 
 
 COMMANDS = (
-    demo, compare, collect, merge, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
+    demo, compare, collect, merge, train, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
     recommend, federate, continual, report, show, listing, jobs, doctor, completion,
 )  # fmt: skip
 for one in COMMANDS:

@@ -15,7 +15,8 @@ from click.core import ParameterSource
 
 from netkin.cli.outputs import SILENT, TITLE, with_refusals
 from netkin.cli.running import readable
-from netkin.comparing.spec import default_of, help_of
+from netkin.comparing.spec import checked_pairs, default_of, help_of
+from netkin.errors import UnknownName
 
 Command = Callable[..., None]
 Option = Callable[[Any], Any]
@@ -53,7 +54,7 @@ def example(line: str) -> str:
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
     "Training": "recipe head pretrain_epochs head_epochs finetune",
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "score measures layers layer pairs shape resize scores",
+    "What is compared": "score measures layers layer pairs shape tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -233,6 +234,15 @@ _ENGINE = (
     ),
 )
 COUNT = click.IntRange(min=1)
+
+
+def _pairs_option(context: click.Context, parameter: click.Parameter, which: str) -> Any:
+    try:
+        return checked_pairs(which)
+    except UnknownName as refusal:
+        raise click.BadParameter(str(refusal)) from refusal
+
+
 RESUMED = "run the same command again to resume, with --overwrite to start again"
 ROWS = declared("rows", "For three models or more.", type=COUNT, metavar="N")
 OVERWRITE = click.option("--overwrite", is_flag=True, help="Write over files that are there.")
@@ -248,11 +258,12 @@ SHAPE = declared(
 )  # fmt: skip
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
+_TOKENS = declared("tokens", type=COUNT, metavar="N")
 BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
 MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
 SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
 _COMPARING = (
-    declared("pairs", type=click.Choice(["all", "corresponding"])),
+    declared("pairs", callback=_pairs_option, metavar="[all|corresponding|band:K]"),
     SHAPE,
     _RESIZE,
     EXAMPLES,
@@ -277,14 +288,7 @@ _ERRORS = (
     _EXACT,
 )
 _SKETCHING = (
-    click.option(
-        "--seeds",
-        type=click.IntRange(min=1),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Number of random seeds over which values are averaged; a STATISTICS file has its own.",
-    ),
+    declared("seeds", of="compare_tasks", type=click.IntRange(min=1), metavar="N"),
     click.option(
         "--independent-buckets",
         is_flag=True,
@@ -295,8 +299,16 @@ _SKETCHING = (
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
     """Give a command all options that say what is compared and how."""
-    return _with_options(
-        command, _data(needs_data), _measures(["cka"]), LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS
+    return with_options(
+        command,
+        _data(needs_data),
+        _measures(["cka"]),
+        LAYERS_BY_MODEL,
+        *_COMPARING,
+        _TOKENS,
+        *_ERRORS,
+        NAMES,
+        TRANSFORMS,
     )
 
 
@@ -311,7 +323,7 @@ def engine_options(command: Command, *, but: str = "") -> Command:
         is_eager=True,
         help=" ".join(f"{name}: {ENGINES[name]}." for name in known),
     )
-    return _with_options(command, engine, *_ENGINE)
+    return with_options(command, engine, *_ENGINE)
 
 
 def collecting_options(command: Command) -> Command:
@@ -319,19 +331,19 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return _with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
 
 
 def task_options(command: Command) -> Command:
     """Give a command the options of sketches that are made of each task by itself."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
-    return _with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
+    return with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
 
 
 def following_options(command: Command) -> Command:
     """Give a command the options of a comparison that is made at every step of a run."""
-    return _with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
+    return with_options(command, _data(False), _measures(["svcca"]), LAYERS, *_COMPARING, TRANSFORM)
 
 
 def result_options(
@@ -357,7 +369,7 @@ def result_options(
         OVERWRITE,
         JSON,
     )
-    return lambda command: _with_options(command, *options)
+    return lambda command: with_options(command, *options)
 
 
 def _data(required: bool = True) -> Option:
@@ -374,7 +386,8 @@ def _measures(
     )
 
 
-def _with_options(command: Command, *options: Option) -> Command:
+def with_options(command: Command, *options: Option) -> Command:
+    """Give a command some options, in this order."""
     for option in reversed(options):
         command = option(command)
     return command

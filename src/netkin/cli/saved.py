@@ -239,9 +239,15 @@ def _describe_job(state: State) -> str:
         "call": state.call,
         "process": f"{state.pid} on {state.host}" if state.host else "",
         "last active": state.heartbeat,
-        **state.identity,
+        **{name: value for name, value in state.identity.items() if _says_something(value)},
     }
     return f"{state}\n{align_columns([(f'  {name}', _shorten(value)) for name, value in facts.items() if value != ''])}"
+
+
+def _says_something(value: Any) -> bool:
+    """Return whether a field of an identity is not just a default, such as no transform."""
+    values = value.values() if isinstance(value, Mapping) else [value]
+    return any(str(one).lower() not in ("none", "false") for one in values)
 
 
 def _watch(path: str) -> State:

@@ -63,23 +63,11 @@ TASK2VEC = "samples independent"
     metavar="N",
     help="Number of examples to use, sampled from all of --data with --seed; 0 for all.",
 )
-@click.option(
-    "--errors/--no-errors",
-    default=True,
-    show_default=True,
-    help="Compute standard errors of the scores, which needs each score once for each chunk.",
-)
-@click.option(
-    "--chunks",
-    type=click.IntRange(min=2),
-    default=20,
-    show_default=True,
-    metavar="K",
-    help="Number of chunks of examples for the jackknife standard errors.",
-)
+@declared("errors", of="recommend")
+@declared("chunks", of="recommend", type=click.IntRange(min=2), metavar="K")
 @click.option("--layer", metavar="NAME", help="Layer whose outputs are the features; by default the last but one.")
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@declared("seed", of="recommend", type=int, metavar="N")
 @NAMES
 @TRANSFORM
 @result_options("which", "the ranking", "the scores")

@@ -22,6 +22,7 @@ from netkin.cli.options import (
     RECIPE,
     RESUMED,
     command,
+    declared,
     engine_options,
     following_options,
     is_typed,
@@ -176,7 +177,7 @@ def _say_how_to_resume(save: Path | None) -> None:
     help="For ewc and replay: number of examples of each task to use or keep; by default 200 for ewc, 50 for replay.",
 )
 @RECIPE
-@click.option("--head", metavar="LAYER", help="Layer that is replaced by the heads; by default the last linear layer.")
+@declared("head", of="learn_tasks", metavar="LAYER")
 @click.option(
     "--seeds",
     type=COUNT,
@@ -274,11 +275,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     help="Labelled examples, divided among the clients; see `netkin list data`.",
 )
 @click.option("--test", metavar="DATA", help="Test examples; each client is tested on its own classes.")
-@click.option("--clients", type=COUNT, default=10, show_default=True, metavar="N", help="Number of clients.")
-@click.option("--classes", type=COUNT, required=True, metavar="N", help="Number of classes per client.")
-@click.option("--deal", type=click.Choice(KNOWN["deals"]), default="random", show_default=True,
-              help="Draw classes for each client, or split classes into groups that clients share.")  # fmt: skip
-@click.option("--equal", is_flag=True, help="Give all clients the same number of examples; the rest is unused.")
+@declared("clients", of="split_by_classes", type=COUNT, default=10, show_default=True, metavar="N")
+@declared("classes", of="split_by_classes", type=COUNT, required=True, metavar="N")
+@declared("partition", of="split_by_classes", type=click.Choice(KNOWN["partitions"]))
+@declared("equal", of="split_by_classes")
 @click.option("--algorithm", type=click.Choice(KNOWN["algorithms"]), default="fedavg", show_default=True,
               help="Federated algorithm.")  # fmt: skip
 @click.option("--atoms", type=COUNT, metavar="M", help="Decompose convolutions first, into M atoms per layer.")
@@ -287,38 +287,19 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
     type=click.Choice(KNOWN["coefficients"]),
     help="Train personal atoms only, with shared coefficients from this source.",
 )
-@click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="N", help="Number of rounds.")
-@click.option(
-    "--share",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SHARE",
-    help="Share of the clients that take part in each round.",
-)
+@declared("rounds", of="federate", type=COUNT, metavar="N")
+@declared("client_fraction", of="federate", type=float, metavar="SHARE")
 @RECIPE
-@click.option("--head", metavar="LAYER", help="Layer that is the head; by default the last linear layer.")
-@click.option("--pull", type=float, default=0.1, show_default=True, metavar="X",
-              help="For fedprox and ditto: factor of ½ ‖w − w received‖² in the loss.")  # fmt: skip
-@click.option(
-    "--head-epochs", type=COUNT, metavar="N", help="For fedrep: epochs for the personal weights in each round."
-)
-@click.option("--public", metavar="DATA", help="Public examples for pretraining.")
-@click.option(
-    "--pretrain-epochs",
-    type=COUNT,
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Epochs of pretraining on --public.",
-)
-@click.option("--finetune", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Epochs of local fine-tuning for each client at the end.")  # fmt: skip
-@click.option("--test-every", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="With --test: test all clients every N rounds; 0 to test only at the end.")  # fmt: skip
+@declared("head", of="federate", metavar="LAYER")
+@declared("prox", of="federate", type=float, metavar="X")
+@declared("head_epochs", of="federate", type=COUNT, metavar="N")
+@declared("public", of="federate", metavar="DATA")
+@declared("pretrain_epochs", of="federate", type=COUNT, metavar="N")
+@declared("finetune", of="federate", type=click.IntRange(min=0), metavar="N")
+@declared("test_every", "0 for the last alone.", of="federate", type=click.IntRange(min=0), default=1,
+          show_default=True, metavar="N")  # fmt: skip
 @DEVICE
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Random seed for weights, division of data, choice of clients and order of examples.")  # fmt: skip
+@declared("seed", of="federate", type=click.IntRange(min=0), metavar="N")
 @result_options("users", "the result", "accuracies and similarity",
                 f", and finished rounds beside it; {RESUMED}")  # fmt: skip
 def federate(model: str, **options: Any) -> None:
@@ -342,7 +323,7 @@ def _federate(
     recipe: tuple[str, ...],
     **options: Any,
 ) -> Federation:
-    """Load what was named, deal the data out, and call the library."""
+    """Load what was named, divide the data among the clients, and call the library."""
     from netkin.applications.federated import federate as run
     from netkin.applications.federated import split_by_classes
     from netkin.applications.federated.local_training import local_recipe
@@ -353,8 +334,8 @@ def _federate(
     how = local_recipe(None, recipe_settings(recipe))
     network = remember(load_model(spec, seed=options["seed"]))
     network = network if atoms is None else decompose(network, atoms=atoms).model
-    dealing = {name: options.pop(name) for name in ("clients", "classes", "deal", "equal")}
-    split = split_by_classes(data, test=test, seed=options["seed"], **dealing)
+    dividing = {name: options.pop(name) for name in ("clients", "classes", "partition", "equal")}
+    split = split_by_classes(data, test=test, seed=options["seed"], **dividing)
     every = options.pop("test_every") or None
     every, tests = (every, split.test) if test else (None, None)
-    return run(network.to(device), split.train, test=tests, test_every=every, recipe=how, **options)
+    return run(network, split.train, test=tests, test_every=every, recipe=how, device=device, **options)

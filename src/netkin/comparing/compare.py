@@ -213,7 +213,10 @@ class Call:
             next((side.device for side in sides if is_cuda(side.device)), None) if torch.cuda.is_available() else None
         )
         limit = self.limit if self.limit is not None else memory_limit(self.spec.limit, device)
-        return Study({}, [], limit=limit, chunks=self.spec.chunk_count, seed=int(self.spec.seed), device=device)
+        return Study(
+            {}, [], limit=limit, chunks=self.spec.chunk_count, seed=int(self.spec.seed), tokens=self.spec.tokens,
+            device=device,
+        )  # fmt: skip
 
     def feed(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Feed:
         """Return the data of this call as batches for each side."""
@@ -374,7 +377,8 @@ class Call:
                 settings[f"shape of {layer}{whose}"] = digest(shape) if callable(shape) else str(shape)
         return settings | {
             "resize": str(bool(spec.resize)), "pairs": self.pairs.words, "chunks": str(spec.chunk_count),
-            "seed": str(spec.seed), "exact_model": str(spec.exact_model), "version": __version__,
+            "seed": str(spec.seed), "tokens": str(spec.tokens), "exact_model": str(spec.exact_model),
+            "version": __version__,
         }  # fmt: skip
 
     def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:
@@ -394,7 +398,7 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = 
     alone = b is None or (b is a and spec.transforms is None and spec.forward is None and not apart)
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
-        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.")
+        raise NameClash(f"both models are named {names[0]!r}; give them two `names`.", argument="names")
     refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)

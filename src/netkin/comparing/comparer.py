@@ -32,6 +32,7 @@ from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
+from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
 from netkin.statistics.stored import from_plain, to_plain
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 KIND = "statistics"
-FED = ("measures", "layers", "pairs", "shape", "memory", "seed", "errors", "chunks")  # options without running models
+# options without running models
+FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
-STUDY = ("examples", "chunks", "seed")
+STUDY = ("examples", "chunks", "seed", "tokens")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ class Comparer:
         self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
         self.record = PassRecord([measure.id for measure in measures], resizes=bool(spec.resize))
         limit = memory_limit(spec.limit)
-        self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
+        self.study = study or Study(
+            {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
+        )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
@@ -641,7 +645,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
     spec = Spec(measures=header["record"]["asked"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
-    sizes = [LayerSize(**layer | {"space": tuple(layer["space"])}) for layer in header["layers"]]
+    sizes = [as_record(LayerSize, layer) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)
     comparer.needs = [_need(need) for need in header["needs"]]
     comparer.record, comparer.examples = PassRecord(**header["record"]), header["examples"]

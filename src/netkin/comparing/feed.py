@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Subset
 
 from netkin.comparing.sides import RecordedSide, Side, WeightsSide
 from netkin.errors import InvalidValue, ShapeError
@@ -213,6 +213,8 @@ def data_name(data: Any) -> str:
     """Return what a result calls its data: the attribute `name` of them or of a loader's data set, or their type."""
     if data is None:
         return "recorded"
+    if isinstance(getattr(data, "dataset", None), Subset):
+        return f"Subset of {data_name(data.dataset)}"
     dataset = getattr(data, "dataset", None)
     names = (getattr(data, "name", None), getattr(dataset, "name", None))
     return next((name for name in names if isinstance(name, str)), type(data if dataset is None else dataset).__name__)

@@ -47,6 +47,7 @@ from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, sampler_of
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison, Comparisons
+from netkin.results.records import as_record
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
@@ -204,20 +205,6 @@ class PairsWay:
         passes = "1 pass of all models together" if count == 1 else f"{count:,} passes of up to {most:,} models"
         rows = ", rows kept from the first" if self.rows else ""
         return passes + rows + (f", on a sample of {self.examples:,} examples" if self.is_sample else "")
-
-
-def way_from(values: Mapping[str, Any]) -> PairsWay:
-    """Return the way that was taken apart by `asdict` and has been JSON since."""
-    blocks = tuple(
-        ModelBlock(tuple(block["models"]), tuple((a, b) for a, b in block["pairs"])) for block in values["blocks"]
-    )
-    return PairsWay(**dict(values) | {"blocks": blocks})
-
-
-def plan_from(values: Mapping[str, Any]) -> ManyPlan:
-    """Return the plan that was taken apart by `asdict`."""
-    texts = {name: tuple(values[name]) for name in ("lines", "warnings")}
-    return ManyPlan(**dict(values) | texts | {"way": way_from(values["way"])})
 
 
 def blocks_of(pairs: Sequence[Pair], size: int) -> list[ModelBlock]:
@@ -475,7 +462,7 @@ class Many:
             return {"way": asdict(way), "limit": limit}
 
         def read(part: Any) -> tuple[PairsWay, int]:
-            return way_from(part.values["way"]), int(part.values["limit"])
+            return as_record(PairsWay, part.values["way"]), int(part.values["limit"])
 
         name = f"plan of {settings_digest(self.call.of)}"
         return job.recall(name, read) or read(job.part(name, plan))

@@ -376,12 +376,14 @@ def _chosen(name: str, known: list[str], layers: Spec) -> list[str]:
         return known
     wanted = [layers] if isinstance(layers, (str, type)) else list(layers)
     if not wanted or not all(isinstance(pattern, str) for pattern in wanted):
-        raise InvalidValue(f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}.")
+        sentence = f"the recorded layers of {name!r} are chosen by name or glob; got {wanted}."
+        raise InvalidValue(sentence, argument="layers")
     chosen: dict[str, None] = {}
     for pattern in map(str, wanted):
         matching = [pattern] if pattern in known else matching_names(known, pattern)
         if not matching:
-            raise UnknownName(f"{name!r} has no layer {pattern!r}{did_you_mean(pattern, known) or '.'}")
+            sentence = f"{name!r} has no layer {pattern!r}{did_you_mean(pattern, known) or '.'}"
+            raise UnknownName(sentence, argument="layers")
         chosen |= dict.fromkeys(matching)
     return list(chosen)
 
@@ -404,7 +406,8 @@ def _refuse_absent(device: torch.device | str | None) -> None:
         torch.zeros(1, device=device).item()  # which the device 'meta' does not give
     except Exception as fault:  # torch says it in several ways
         raise UnknownName(
-            f"there is no device {str(device)!r} here; leave `device` out to run the models where they are."
+            f"there is no device {str(device)!r} here; leave `device` out to run the models where they are.",
+            argument="device",
         ) from fault
 
 

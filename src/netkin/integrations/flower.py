@@ -22,6 +22,7 @@ from netkin.applications.federated.algorithms import (
     mean_loss,
     plan_for,
     received_updates,
+    require_fraction,
 )
 from netkin.applications.federated.local_training import (
     LocalTraining,
@@ -50,7 +51,7 @@ def client_app(
     coefficients: str | None = None,
     recipe: Recipe | None = None,
     head: str | None = None,
-    pull: float = 0.1,
+    prox: float = 0.1,
     head_epochs: int | None = None,
     seed: int = 0,
     **settings: Any,
@@ -65,14 +66,14 @@ def client_app(
         coefficients: as in `nk.federate`.
         recipe: how the client trains in a round.
         head: the layer that is the head.
-        pull: as in `nk.federate`.
+        prox: as in `nk.federate`.
         head_epochs: as in `nk.federate`.
         seed: from which the order of the examples follows.
         **settings: settings of the recipe.
     """
     made = needed("flwr.clientapp", "flower", "`client_app`").ClientApp()
     node = _Node(model, data, test, _plan(model, algorithm, coefficients, head), local_recipe(recipe, settings),
-                 pull, head_epochs, seed)  # fmt: skip
+                 prox, head_epochs, seed)  # fmt: skip
     made.train()(node.train)
     if test is not None:
         made.evaluate()(node.evaluate)
@@ -85,7 +86,7 @@ def federation_strategy(
     *,
     coefficients: str | None = None,
     head: str | None = None,
-    share: float = 1.0,
+    client_fraction: float = 1.0,
     nodes: int = 2,
     evaluates: bool = False,
 ) -> Any:
@@ -99,17 +100,18 @@ def federation_strategy(
         algorithm: as in `nk.federate`.
         coefficients: as in `nk.federate`.
         head: the layer that is the head.
-        share: which share of the nodes is drawn for each round.
+        client_fraction: the share of the nodes that is drawn for each round.
         nodes: for how many nodes a round waits at least.
         evaluates: whether clients report their accuracy after each round; their app must have `test`.
     """
     base = needed("flwr.serverapp.strategy", "flower", "`federation_strategy`").FedAvg
-    _refuse_numbers(share, nodes)
+    require_fraction(client_fraction)
+    require_at_least(1, nodes=nodes)
     plan = _plan(model, algorithm, coefficients, head)
     # Flower counts the nodes before it waits for them: without a least number a slow start would ask too few
-    least = max(1, round(share * nodes))
+    least = max(1, round(client_fraction * nodes))
     options = {
-        "fraction_train": share, "fraction_evaluate": share * evaluates, "min_train_nodes": least,
+        "fraction_train": client_fraction, "fraction_evaluate": client_fraction * evaluates, "min_train_nodes": least,
         "min_evaluate_nodes": least * evaluates, "min_available_nodes": nodes,
     }  # fmt: skip
     start = {name: one for name, one in state_of(model).items() if name in plan.travelling}
@@ -120,10 +122,10 @@ class _Node:
     """What one client does when its app is called."""
 
     def __init__(
-        self, model: nn.Module, data: DataOf, test: DataOf | None, plan: FederatedPlan, recipe: Recipe, pull: float,
+        self, model: nn.Module, data: DataOf, test: DataOf | None, plan: FederatedPlan, recipe: Recipe, prox: float,
         head_epochs: int | None, seed: int,
     ):  # fmt: skip
-        self.data, self.test, self.plan, self.pull = data, test, plan, pull
+        self.data, self.test, self.plan, self.prox = data, test, plan, prox
         self.head_epochs, self.seed, self.base = head_epochs, seed, state_of(model)
         self.training = LocalTraining(model, recipe, "one by one")
 
@@ -132,7 +134,7 @@ class _Node:
         name, examples = self._examples(self.data, context)
         number = int(message.content[CONFIG]["server-round"])
         work = RoundWork(
-            self.training, self.plan, self.base, [(name, examples)], number, self.seed, self.pull, self.head_epochs
+            self.training, self.plan, self.base, [(name, examples)], number, self.seed, self.prox, self.head_epochs
         )
         received = _tensors(message.content[ARRAYS], self.base)
         (sent,), (own,) = self.plan.algorithm.local(received, [self._kept(context)], work)
@@ -242,12 +244,6 @@ def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str 
     if not found.travelling:
         raise InvalidValue(f"with {algorithm!r} nothing travels, so that there is nothing to federate.")
     return found
-
-
-def _refuse_numbers(share: Any, nodes: Any) -> None:
-    if not 0 < share <= 1:
-        raise InvalidValue(f"`share` is a share of the nodes, above 0 and at most 1; got {share!r}.")
-    require_at_least(1, nodes=nodes)
 
 
 def _app() -> Any:

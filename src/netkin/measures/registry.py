@@ -102,7 +102,7 @@ class Measure:
     @property
     def defaults(self) -> dict[str, Any]:
         """Every parameter with its default value."""
-        return _defaults_of(self.function)
+        return defaults_of(self.function)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
         name = getattr(spec, "__name__", repr(spec))
         raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
     if not isinstance(spec, str):
-        raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.")
+        raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.", argument="measures")
     parsed = parse_id(spec)
     if parsed is None:
         raise UnknownName(
@@ -286,12 +286,7 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
 
 
 def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
-    known = base.defaults
-    for key in parameters:
-        if key not in known:
-            has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
-            raise UnknownName(f"{base.name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
-    chosen = {key: _typed(key, value, known[key]) for key, value in parameters.items()}
+    chosen = typed_parameters(base.name, parameters, base.defaults)
     made = Measure(base.function, base.declared, chosen)
     if chosen and made.takes_matrices and made.function.__module__.startswith("netkin."):  # others may need more rows
         # parameters that the measure itself refuses are refused here, before any data are read
@@ -300,6 +295,15 @@ def _with_parameters(base: Measure, parameters: dict[str, Any]) -> Measure:
             warnings.simplefilter("ignore")
             made.function(X, X.flip(0).square(), **chosen)
     return made
+
+
+def typed_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are given to `name`, in the types of their defaults; unknown ones are refused."""
+    for key in given:
+        if key not in known:
+            has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+            raise UnknownName(f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+    return {key: _typed(key, value, known[key]) for key, value in given.items()}
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:
@@ -314,7 +318,7 @@ def _typed(key: str, value: Any, default: Any) -> Any:
 
 
 @functools.cache
-def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the keyword parameters of a function with their default values."""
     return {p.name: p.default for p in _keywords_of(function)}
 

@@ -18,15 +18,15 @@ from netkin.representations.inputs import (
     Forward,
     Transform,
     attention_mask,
-    call,
     device_of,
     dtype_of,
     length_if_known,
     require_finite_inputs,
+    run_unwrapped,
     to_model,
     transformed,
 )
-from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call
+from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
 from netkin.representations.shapes import Shape, TokenMask, adjoint_rows, is_custom, shape_for, shape_name, token_mask
 from netkin.settings import model_lock, random_states_kept
 
@@ -77,7 +77,8 @@ class Recorder:
         learnt: LearntLayers | None = None,
         as_run: bool = False,
     ):
-        refuse_lazy(model)
+        self._root = unwrapped(model)
+        refuse_lazy(self._root)
         for layer_shape in shape.values() if isinstance(shape, Mapping) else [shape]:
             shape_name(layer_shape)
         self.model, self.layers, self.by_default = model, choose(model, layers), layers is None
@@ -177,7 +178,7 @@ class Recorder:
         assert self._watch is not None
         self._watch.react = react
         try:
-            return call(self.model, batch, self.forward)
+            return run_unwrapped(self._root, batch, self.forward)
         finally:
             self._watch.react = _ignore
 

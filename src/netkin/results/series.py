@@ -237,8 +237,10 @@ def trend(steps: Sequence[float], never: int = 0, early: int = 0) -> Trend:
             else f"that {'reaches' if len(steps) == 1 else 'reach'} the threshold at the same step"
         )
         left = f"{early} at the threshold at the first step {'is' if early == 1 else 'are'} left out" if early else ""
-        among = f"{layers} {which}{f' ({left})' if early else ''}" if steps else f"no layers ({left})"
-        raise NoValue(f"there is no order among {among}; choose another threshold, or compare more checkpoints.")
+        fact = f"there is no order among {layers} {which}{f' ({left})' if early else ''}"
+        if not steps:
+            fact = f"{'the layer' if early == 1 else f'all {early} layers'} reached it by the first step"
+        raise NoValue(f"{fact}; choose another threshold, or compare more checkpoints.")
     return Trend(kendall(steps), _jackknife(steps), _p(steps), len(steps), never, early)
 
 

@@ -29,7 +29,7 @@ LabelledData = tuple[Tensor, Tensor]  # inputs and labels
 LoadedExamples = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batches:
     """Examples with their labels, handed out batch by batch, in the same order each time.
 
@@ -44,6 +44,10 @@ class Batches:
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
     are_characters: bool = False  # of a text that no tokenizer has split
     classes: tuple[str, ...] = ()  # their names, in the order of the labels, where the data have any
+
+    def __repr__(self) -> str:
+        labels = "" if self.labels is None else ", with labels"
+        return f"Batches({self.name!r}, {self.examples:,} examples{labels}, batch_size={self.batch_size})"
 
     @property
     def examples(self) -> int:
@@ -71,13 +75,16 @@ class Batches:
             yield images if self.labels is None else (images, self.labels[rows])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Borrowed:
     """Batches that a user's function made; what can be walked through only once is made `again` each time."""
 
     name: str
     batches: Iterable[Any]
     again: Callable[[], Iterable[Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Borrowed({self.name!r}{'' if self.examples is None else f', {self.examples:,} examples'})"
 
     @property
     def examples(self) -> int | None:

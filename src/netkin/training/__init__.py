@@ -1,11 +1,13 @@
 """Training: one loop for all networks, with a recipe and a seed; an interrupted training resumes exactly."""
 
+from netkin.training.checkpoints import Checkpoints
 from netkin.training.example_order import moved
 from netkin.training.loop import accuracy, train, trained_digits_net, untrained_digits_net
 from netkin.training.many import train_many
 from netkin.training.recipe import Hook, Recipe, Record
 
 __all__ = [
+    "Checkpoints",
     "Hook",
     "Recipe",
     "Record",

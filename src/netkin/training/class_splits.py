@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.errors import InvalidValue, NameClash, ShapeError, UnknownName, require_at_least
+from netkin.errors import InvalidValue, NameClash, ShapeError, require_at_least, require_listed
 from netkin.identity import DataDigest
-from netkin.sources.batches import LabelledData
-from netkin.training.example_order import arrays_in, labelled_arrays
+from netkin.sources import load_data
+from netkin.sources.batches import Batches, Borrowed, LabelledData, class_names
+from netkin.training.example_order import LOADED_AT_ONCE, arrays_in, labelled_arrays
 
-DEALS = ("random", "groups")
+PARTITIONS = ("random", "groups")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """One task: examples to train and to test on, ``(inputs, labels)`` each, with labels from 0 to `classes` - 1."""
 
@@ -42,6 +43,10 @@ class Task:
                     f"with {self.classes} classes they must lie from 0 to {self.classes - 1}."
                 )
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.train[1]):,} examples to train and {len(self.test[1]):,} to test on"
+        return f"Task({self.name!r}, {self.classes} classes, {counts})"
+
     def digest(self) -> str:
         """Return a digest that identifies its examples."""
         found = [DataDigest(labels=True), DataDigest(labels=True)]
@@ -54,20 +59,21 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     """Return tasks of equally many classes each, in the order of the classes, or in one drawn from `seed`.
 
     `train` and `test` are names as for `nk.load_data`, batches with labels, or arrays ``(inputs, labels)``. A task is
-    named by its classes.
+    named by its classes: by their names where the data have some, as folders of images do, else by their numbers.
 
     Example:
         >>> [task.name for task in split_tasks("digits:train", "digits:test")]
         ['0-1', '2-3', '4-5', '6-7', '8-9']
     """
+    train = load_data(train, LOADED_AT_ONCE) if isinstance(train, str) else train
     parts = labelled_arrays(train, "`train`"), labelled_arrays(test, "`test`")
-    classes = parts[0][1].unique()
+    classes, names = parts[0][1].unique(), class_names(train)
     require_at_least(1, len(classes) // 2, tasks=tasks)  # of 2 classes or more each
     if len(classes) % tasks:
         raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
     if seed is not None:
         classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
-    return tuple(_task(group, *parts) for group in classes.split(len(classes) // tasks))
+    return tuple(_task(group, names, *parts) for group in classes.split(len(classes) // tasks))
 
 
 def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
@@ -90,10 +96,16 @@ def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     return found
 
 
-def _task(group: Tensor, train: LabelledData, test: LabelledData) -> Task:
+def _task(group: Tensor, names: Sequence[str], train: LabelledData, test: LabelledData) -> Task:
     listed = group.tolist()
-    alone = listed == list(range(listed[0], listed[0] + len(listed)))
-    name = f"{listed[0]}-{listed[-1]}" if alone else ",".join(map(str, listed))
+    in_a_row = listed == list(range(listed[0], listed[0] + len(listed)))
+    name = f"{listed[0]}-{listed[-1]}" if in_a_row else ",".join(map(str, listed))
+    if max(listed) < len(names):
+        words = [names[number] for number in listed]
+        name = ", ".join(words)
+        if len(words) > 3:
+            rest = f", {words[1]} and {len(words) - 2} more"
+            name = f"{words[0]} to {words[-1]}" if in_a_row else f"{words[0]}{rest}"
     return Task(name, _of_classes(group, *train), _of_classes(group, *test), len(group))
 
 
@@ -105,19 +117,29 @@ def _of_classes(group: Tensor, inputs: Tensor, labels: Tensor) -> LabelledData:
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientSplit:
-    """The examples of each client by its name, for training and for tests, and which classes they are of."""
+    """The examples of each client by its name, for training and for tests, and which classes they are of.
+
+    `names` are the names of all classes, where the data have some, as folders of images do.
+    """
 
     train: Mapping[str, LabelledData]
     test: Mapping[str, LabelledData]
     classes: Mapping[str, tuple[int, ...]]
+    names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"ClientSplit({len(self.train):,} clients, {sum(len(own[1]) for own in self.train.values()):,} examples)"
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{name}: {len(self.train[name][1]):,} examples of classes {', '.join(map(str, own))}"
+            f"{name}: {len(self.train[name][1]):,} examples of classes {', '.join(map(self._class_name, own))}"
             for name, own in self.classes.items()
         )
+
+    def _class_name(self, number: int) -> str:
+        return self.names[number] if number < len(self.names) else str(number)
 
 
 def split_by_classes(
@@ -126,7 +148,7 @@ def split_by_classes(
     classes: int,
     *,
     test: Any = None,
-    deal: str = "random",
+    partition: str = "random",
     equal: bool = False,
     seed: int = 0,
 ) -> ClientSplit:
@@ -136,32 +158,33 @@ def split_by_classes(
 
     Args:
         data: arrays ``(inputs, labels)``, or a name as for `nk.load_data`.
-        clients: how many clients there are.
-        classes: how many classes each has.
+        clients: the number of clients.
+        classes: the number of classes that each client has.
         test: arrays to test on, split in the same way, if any.
-        deal: "random" draws each client's classes so that all classes have about as many clients; "groups" cuts the
-            classes into groups, in order, and gives each group to as many clients, one after the other.
-        equal: whether examples are left out so that all clients have as many to train on, of each of their classes.
+        partition: how classes are divided: "random" draws those of each client so that all classes have about as many
+            clients; "groups" cuts the classes into groups, in order, and gives each group to as many clients.
+        equal: leave examples out so that all clients have as many to train on, of each of their classes.
         seed: of the drawing.
 
     Example:
-        >>> found = split_by_classes((torch.zeros(12, 2), torch.arange(12) % 4), clients=4, classes=2, deal="groups")
+        >>> data = torch.zeros(12, 2), torch.arange(12) % 4
+        >>> found = split_by_classes(data, clients=4, classes=2, partition="groups")
         >>> found.classes
         {'0': (0, 1), '1': (0, 1), '2': (2, 3), '3': (2, 3)}
         >>> [len(labels) for _, labels in found.train.values()]
         [3, 3, 3, 3]
     """
+    data = load_data(data, LOADED_AT_ONCE) if isinstance(data, str) else data
     inputs, labels = as_examples(data, "`data`")
     every = labels.unique().tolist()
     _refuse_counts(clients, classes, len(every))
-    if deal not in DEALS:
-        raise UnknownName(f"classes are dealt by {' or '.join(map(repr, DEALS))}; got deal={deal!r}.")
+    require_listed("partition", partition, PARTITIONS)
     generator = torch.Generator().manual_seed(seed)
-    held = _grouped(every, clients, classes) if deal == "groups" else _drawn(every, clients, classes, generator)
+    held = _grouped(every, clients, classes) if partition == "groups" else _drawn(every, clients, classes, generator)
     names = [str(number) for number in range(clients)]
-    train = _dealt(inputs, labels, held, names, generator, equal)
-    tests = {} if test is None else _dealt(*as_examples(test, "`test`"), held, names, generator)
-    return ClientSplit(train, tests, dict(zip(names, held, strict=True)))
+    train = _divided(inputs, labels, held, names, generator, equal)
+    tests = {} if test is None else _divided(*as_examples(test, "`test`"), held, names, generator)
+    return ClientSplit(train, tests, dict(zip(names, held, strict=True)), class_names(data))
 
 
 def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
@@ -175,7 +198,7 @@ def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ..
     if len(every) % classes or clients % len(groups):
         raise InvalidValue(
             f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
-            "choose numbers that divide each other, or deal='random'."
+            "choose numbers that divide each other, or partition='random'."
         )
     return [group for group in groups for _ in range(clients // len(groups))]
 
@@ -191,7 +214,7 @@ def _drawn(every: list[int], clients: int, classes: int, generator: torch.Genera
     return found
 
 
-def _dealt(
+def _divided(
     inputs: Tensor, labels: Tensor, held: list[tuple[int, ...]], names: list[str], generator: torch.Generator,
     equal: bool = False,
 ) -> dict[str, LabelledData]:  # fmt: skip
@@ -212,7 +235,7 @@ def _dealt(
 
 def as_examples(data: Any, what: str) -> LabelledData:
     """Return arrays of inputs and class numbers, or those that a name as for `nk.load_data` means, as tensors."""
-    data = labelled_arrays(data, what) if isinstance(data, str) else data
+    data = labelled_arrays(data, what) if isinstance(data, (str, Batches, Borrowed)) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
         raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")

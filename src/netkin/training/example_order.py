@@ -32,6 +32,7 @@ from netkin.sources.datasets import load_data
 from netkin.training.recipe import Recipe
 
 TEST_BATCH = 1000  # examples
+LOADED_AT_ONCE = 10_000  # examples in a batch of data that are loaded whole
 _WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)  # sentences that need not be repeated
 
 
@@ -74,7 +75,7 @@ def labelled_arrays(data: Any, what: str) -> tuple[Tensor, Tensor]:
 
     `what` names the data in a refusal.
     """
-    given = load_data(data, 10_000) if isinstance(data, str) else data
+    given = load_data(data, LOADED_AT_ONCE) if isinstance(data, str) else data
     arrays = arrays_in(given)
     with loaders_kept(given):
         parts = [_inputs_and_labels(batch, what) for batch in ([arrays] if arrays is not None else batches_of(given))]

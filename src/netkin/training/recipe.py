@@ -32,25 +32,25 @@ ORDERS = ("shuffled", "drawn", "given")
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a network is trained; with a network, its data and a seed a training can be repeated.
 
     Args:
         epochs: Number of passes over the examples; either this or `steps`.
-        steps: How many updates there are, whatever number of epochs that makes.
+        steps: Number of updates, whatever number of epochs that makes.
         batch: Examples in a batch, for data that come as arrays or as a data set.
-        optimizer: "sgd", "adam", "adamw", or a function of the parameters that returns an optimizer of torch.
-        rate: The learning rate at its highest; an optimizer of your own brings its own.
-        momentum: That of "sgd".
+        optimizer: The optimizer; in Python also a function of the parameters that returns one of torch with its rate.
+        rate: The learning rate at its highest.
+        momentum: Momentum of "sgd".
         nesterov: Whether the momentum of "sgd" is Nesterov's.
         decay: The weight decay.
-        schedule: Of the learning rate: "constant", "steps" (a tenth after half, a hundredth after three quarters),
-            "linear" or "cosine" (down to `end`), or a function of an optimizer that returns a scheduler of torch. It
-            changes after each epoch where `epochs` are given, after each step where `steps` are.
+        schedule: Course of the rate: "constant", "steps" (a tenth after half, a hundredth after three quarters),
+            "linear" or "cosine" (down to `end`), by epochs where `epochs` are given, else by steps; in Python also a
+            function of an optimizer that returns a scheduler of torch.
         warmup: For how many epochs (or steps) the rate first rises in a straight line.
         end: The share of the rate at which "linear" and "cosine" end.
-        clip: The largest norm of the gradient of all weights; None does not clip.
+        clip: The largest norm of the gradient of all weights; by default it is not clipped.
         smoothing: The label smoothing of the cross entropy.
         precision: "float32" (the model's own), "bf16" or "fp16" by autocast, or "auto": bf16 on a GPU.
         order: "shuffled" (every example once an epoch), "drawn" (each batch at random from all), or "given".

@@ -156,9 +156,9 @@ def test_other_things_than_networks_are_refused(tasks):
 
 
 def test_tasks_and_seeds_that_are_not_there_are_refused(learnt):
-    with pytest.raises(UnknownName, match="no task '0-2' here; did you mean '0-1'"):
+    with pytest.raises(UnknownName, match="no task named '0-2'; did you mean '0-1'"):
         learnt.network("0-2")
-    with pytest.raises(UnknownName, match="no seed 7 here; there are 0, 1"):
+    with pytest.raises(UnknownName, match="no seed named 7. There are 0, 1"):
         learnt.network("0-1", seed=7)
 
 

@@ -102,7 +102,7 @@ def test_an_algorithm_gives_the_weights_of_its_transcription(algorithm, source):
     travelling, personal, trained = CASES[algorithm, source]
     found = federate(
         net, data, algorithm, coefficients=source, rounds=ROUNDS, epochs=EPOCHS, rate=RATE, momentum=MOMENTUM,
-        batch=100, pull=PULL, head_epochs=3,
+        batch=100, prox=PULL, head_epochs=3,
     )  # fmt: skip
     start = {name: one.detach() for name, one in net.named_parameters()}
     expected = transcribed(algorithm, start, data, travelling, personal, trained)

@@ -42,7 +42,13 @@ def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algo
     count = local_training.Trainings.__init__
     monkeypatch.setattr(local_training.Trainings, "__init__", lambda *given: (made.append(1), count(*given))[1])
     data = {**clients(4), **{f"longer{k}": clients(1, size=13 + k)["c0"] for k in range(3)}}
-    options = OPTIONS | {"rounds": 4, "share": share, "drop_last": True, "how": "stacked", "public": clients()["c0"]}
+    options = OPTIONS | {
+        "rounds": 4,
+        "client_fraction": share,
+        "drop_last": True,
+        "how": "stacked",
+        "public": clients()["c0"],
+    }
     found = [federate(network(), data, algorithm, **options)]
     few = len(made)
     monkeypatch.setattr(local_training, "HELD", 0)
@@ -62,11 +68,11 @@ def test_the_model_and_the_random_state_are_left_alone():
 
 
 def test_a_share_of_the_clients_is_drawn_anew_for_each_round():
-    found = federate(network(), clients(10), share=0.3, **OPTIONS)
+    found = federate(network(), clients(10), client_fraction=0.3, **OPTIONS)
     drawn = [one.asked for one in found.rounds]
     assert all(len(one) == 3 for one in drawn)
     assert len(set(drawn)) > 1
-    assert drawn == [one.asked for one in federate(network(), clients(10), share=0.3, **OPTIONS).rounds]
+    assert drawn == [one.asked for one in federate(network(), clients(10), client_fraction=0.3, **OPTIONS).rounds]
     counts = np.zeros(10)
     for number in range(2000):
         counts[[int(name) for name in sampled([str(k) for k in range(10)], 0.3, 0, number)]] += 1
@@ -155,7 +161,7 @@ def test_a_stop_between_two_parts_of_a_round_loses_nothing(tmp_path, monkeypatch
             raise KeyboardInterrupt
         return keep(self, name, *given, **options)
 
-    whole = OPTIONS | {"rounds": 5, "share": 0.4}
+    whole = OPTIONS | {"rounds": 5, "client_fraction": 0.4}
     options = whole | {"save": tmp_path / "f.netkin"}
     with monkeypatch.context() as patch:
         patch.setattr(nk.Job, "keep", keep_or_stop)
@@ -176,7 +182,7 @@ def test_clients_that_do_not_work_in_a_round_are_not_written_again(tmp_path, mon
         return keep(self, name, values, arrays, **options)
 
     monkeypatch.setattr(nk.Job, "keep", noted)
-    found = federate(network(), clients(), save=tmp_path / "f.netkin", share=0.4, **OPTIONS)
+    found = federate(network(), clients(), save=tmp_path / "f.netkin", client_fraction=0.4, **OPTIONS)
     assert places == {f"clients after round {one.round}": list(one.asked) for one in found.rounds}
 
 
@@ -188,19 +194,19 @@ def test_a_full_disk_leaves_a_state_from_which_the_same_call_continues(tmp_path,
             raise FileError("the disk is full")
         return write(path, kind, header, *given, **options)
 
-    options = OPTIONS | {"share": 0.4, "save": tmp_path / "f.netkin"}
+    options = OPTIONS | {"client_fraction": 0.4, "save": tmp_path / "f.netkin"}
     with monkeypatch.context() as patch:
         patch.setattr("netkin.jobs.files.write", write_or_not)
         with pytest.warns(nk.UnsavedWarning):
             federate(network(), clients(), **options)
     (tmp_path / "f.netkin").unlink()
     found = federate(network(), clients(), **options)
-    assert same(found, federate(network(), clients(), share=0.4, **OPTIONS))
+    assert same(found, federate(network(), clients(), client_fraction=0.4, **OPTIONS))
 
 
 @pytest.mark.parametrize("part", ["round 2", "clients after round 2", "standing"])
 def test_a_part_that_was_deleted_is_computed_again(tmp_path, part):
-    options = OPTIONS | {"share": 0.4, "save": tmp_path / "f.netkin"}
+    options = OPTIONS | {"client_fraction": 0.4, "save": tmp_path / "f.netkin"}
     whole = federate(network(), clients(), **options)
     (deleted,) = [
         file for file in (tmp_path / "f.netkin.job" / "parts").iterdir() if file.name.partition(".")[0] == part
@@ -226,7 +232,7 @@ def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": 0.2}, {"seed": 1}, {"pull": 0.5}, {"coefficients": "fixed"}, {"algorithm": "fedper"}]
+    "change", [{"rate": 0.2}, {"seed": 1}, {"prox": 0.5}, {"coefficients": "fixed"}, {"algorithm": "fedper"}]
 )
 def test_another_federation_in_its_place_is_refused(tmp_path, change):
     options = {"save": tmp_path / "f.netkin", **OPTIONS, "rounds": 1}
@@ -293,8 +299,8 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"test": {"c0": clients()["c0"]}}, r"it has 0 of others \(none\) and lacks 4 \('c1', 'c2'"),
         (clients(), {"rounds": 0}, "`rounds` must be a whole number of 1 or more; got 0"),
         (clients(), {"finetune": 1.5}, "`finetune` must be a whole number of 0 or more; got 1.5"),
-        (clients(), {"share": 0}, "`share` is a share of the clients, above 0 and at most 1; got 0"),
-        (clients(), {"pull": -1}, "`pull` must be a number of 0 or more; got -1"),
+        (clients(), {"client_fraction": 0}, "`client_fraction` is a share of the clients, above 0 and at most 1"),
+        (clients(), {"prox": -1}, "`prox` must be a number of 0 or more; got -1"),
         (clients(), {"coefficients": "pretrained"}, "give `public="),
         (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
         (clients(), {"test_every": 0, "test": clients()}, "`test_every` must be a whole number of 1 or more; got 0"),

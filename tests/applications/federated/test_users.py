@@ -39,7 +39,7 @@ def digits():
         tuple(map(torch.cat, zip(*nk.load_data(f"digits:{part}", batch_size=5000), strict=True)))
         for part in ("train", "test")
     )
-    return split_by_classes(train, 10, 2, test=test, deal="groups")
+    return split_by_classes(train, 10, 2, test=test, partition="groups")
 
 
 @pytest.fixture(scope="module")

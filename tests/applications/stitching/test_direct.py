@@ -190,9 +190,9 @@ def test_known_worlds_are_recovered(width):
     "how, error, sentence",
     [
         ("least_square", UnknownName, "no matching method named 'least_square'; did you mean 'least_squares'[?]"),
-        ("spline", UnknownName, "no matching method named 'spline'; there are least_squares, ridge"),
+        ("spline", UnknownName, "no matching method named 'spline'. There are least_squares, ridge"),
         ("reduced_rank(rank=3)", UnknownName, "'reduced_rank' has no parameter 'rank'; its parameters are k, affine"),
-        ("identity(k=3)", UnknownName, "'identity' has no parameter 'k'; it has none"),
+        ("identity(k=3)", UnknownName, "'identity' has no parameter 'k'; it has no parameters"),
         ("reduced_rank(k=2.5)", InvalidValue, "`k` must be of type int, like its default 8; got 2.5"),
         ("reduced_rank(k=5)", InvalidValue, "between 1 and the smaller width, 4; got 5"),
         ("ridge(alpha=0)", InvalidValue, "`alpha` must be above 0; got 0"),

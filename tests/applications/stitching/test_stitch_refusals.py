@@ -40,7 +40,7 @@ class AlwaysDrops(nn.Module):
             "mid",
             {"how": "taskloss"},
             UnknownName,
-            "did you mean 'task_loss'[?] there are .*random, task_loss",
+            "did you mean 'task_loss'[?] There are .*random, task_loss",
         ),
         (
             "mid",

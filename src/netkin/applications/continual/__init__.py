@@ -9,25 +9,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from netkin import __version__, jobs
+from netkin import __version__
 from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
+from netkin.applications.experiment import DECLARED, Experiment
 from netkin.comparing.many_models import compare_many
-from netkin.errors import (
-    ForwardError,
-    InvalidValue,
-    NoValue,
-    UnknownName,
-    did_you_mean,
-    require_at_least,
-    require_listed,
-)
-from netkin.identity import COMPARE, described_call, forms_by_name, settings_digest, weights_digest
+from netkin.comparing.spec import take_declared, takes_options
+from netkin.errors import ForwardError, InvalidValue, NoValue, require_at_least, require_listed
+from netkin.identity import described_call, forms_by_name, settings_digest, weights_digest
 from netkin.jobs import Job, Part
 from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
@@ -64,22 +57,20 @@ class LearntTasks:
 
     def network(self, task: str, seed: int | None = None) -> nn.Module:
         """Return the network that answers for a task, for a seed, by default the first; a copy."""
-        learner = self.learner(seed)
-        if task not in self.record.tasks:
-            raise UnknownName(f"no task {task!r} here{did_you_mean(str(task), self.record.tasks) or '.'}")
-        return learner.network(self.record.tasks.index(task))
+        require_listed("task", task, self.record.tasks)
+        return self.learner(seed).network(self.record.tasks.index(task))
 
     def learner(self, seed: int | None = None) -> Learner:
         """Return what was learnt with a seed, by default the first."""
         chosen = self.record.seeds[0] if seed is None else seed
-        if chosen not in self.learners:
-            raise UnknownName(f"no seed {seed!r} here; there are {', '.join(map(str, self.learners))}.")
+        require_listed("seed", chosen, self.learners)
         return self.learners[chosen]
 
     def __str__(self) -> str:
         return str(self.record)
 
 
+@takes_options("test examples transform forward seed partial", DECLARED)
 def learn_tasks(
     model: Model,
     tasks: Sequence[Task],
@@ -88,17 +79,14 @@ def learn_tasks(
     *,
     seeds: Sequence[int] = (0,),
     head: str | None = None,
-    device: str | None = None,
     options: Mapping[str, Any] | None = None,
-    save: str | Path | None = None,
-    overwrite: bool = False,
-    progress: ProgressOption = None,
     **settings: Any,
 ) -> LearntTasks:
     """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
 
     The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
-    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit.
+    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit, also where
+    it goes on in `save` after an interruption.
 
     Args:
         model: a network, whose copies are trained, or for other weights with each seed a name as for `nk.load_model`
@@ -108,29 +96,22 @@ def learn_tasks(
             "replay", "joint" (all tasks at once, at the end) or "separate" (a network for each task).
         recipe: how each task is trained; its settings can also be given by name, as ``epochs=10``.
         seeds: from which weights, heads, orders and kept examples follow.
-        head: the linear layer that the heads replace; by default the last one.
-        device: where the networks are trained, as "cuda"; where they lie if not given.
+        head: the linear layer that is replaced by a head for each task; by default the last one.
         options: those of the method: ``atoms`` of "atoms" (None for as many as make the filters exact), ``strength``
             of the penalty and ``examples`` for the Fisher information of "ewc", ``examples`` of each task of "replay".
-        save: a file for the record. Beside it lies the job, with what was learnt after each task; the same call goes
-            on from there as if it had not stopped, and once all is done gives the result at once.
-        overwrite: whether something else in `save` is deleted, and the work starts again.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
         **settings: settings of the recipe.
     """
-    found, chosen = refuse_tasks(tasks), recipe_of(recipe, settings)
-    refuse_options(method, options or {})
-    numbers = _seeds(seeds)
-    jobs.refuse_output(save, overwrite=overwrite)
-    learners = {
-        seed: LEARNERS[method](_built(model, seed, device), head, found, seed, **(options or {})) for seed in numbers
-    }
-    identity = _identity(learners, found, method, chosen, options or {})
-    call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(numbers))
-    total, rows = len(numbers) * len(found), []
+    experiment = Experiment(models={"model": model}, **take_declared(settings, DECLARED))  # type: ignore[dict-item]
+    found, chosen, own = refuse_tasks(tasks), recipe_of(recipe, settings), dict(options or {})
+    refuse_options(method, own)
+    networks = {seed: _built(model, seed).to(experiment.device) for seed in _seeds(seeds)}
+    learners = {seed: LEARNERS[method](network, head, found, seed, **own) for seed, network in networks.items()}
+    identity = _identity(learners, found, method, chosen, own)
+    call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(networks))
+    total, rows = len(networks) * len(found), []
     with (
-        Job.beside(save, "task sequence", identity, call=call, overwrite=overwrite, compare=COMPARE) as job,
-        reporting(total, f"learning by {method}", "tasks", progress) as report,
+        experiment.job("task sequence", lambda: identity, call) as job,
+        reporting(total, f"learning by {method}", "tasks", experiment.progress) as report,
     ):
         for position, learner in enumerate(learners.values()):
             rows.append(_learnt(learner, chosen, job, report, (position * len(found), total)))
@@ -225,7 +206,7 @@ def _identity(
     }
 
 
-def _built(model: Model, seed: int, device: str | None) -> nn.Module:
+def _built(model: Model, seed: int) -> nn.Module:
     if isinstance(model, nn.Module):
         made = model
     elif isinstance(model, str):
@@ -244,7 +225,7 @@ def _built(model: Model, seed: int, device: str | None) -> nn.Module:
             argument="model",
         )
     refuse_uncopyable(unwrapped(made))  # each task's network is a copy
-    return (copied(made) if made is model else made).to(device)
+    return copied(made) if made is model else made
 
 
 def _seeds(seeds: Sequence[int]) -> tuple[int, ...]:

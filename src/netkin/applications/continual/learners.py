@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from netkin.errors import InvalidValue, UnknownName, require_at_least, require_listed
-from netkin.progress import ProgressOption
 from netkin.representations.filters import atom_layers, decompose, put
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import device_of, dtype_of
@@ -120,14 +119,14 @@ class Learner:
     def finish(self, task: int) -> None:
         """Store what later tasks need of this one."""
 
-    def learn(self, task: int, recipe: Recipe, progress: ProgressOption = False) -> None:
+    def learn(self, task: int, recipe: Recipe) -> None:
         """Learn one task, after those before it."""
         self._load(task)
         self.heads.active = task
         free = set(self.trained(task))
         for name, weight in self.model.named_parameters():
             weight.requires_grad_(name in free)
-        self._train(task, recipe, self.seed * 10_000 + task, progress)
+        self._train(task, recipe, self.seed * 10_000 + task)
         self._keep(task)
         self.finish(task)
 
@@ -161,8 +160,8 @@ class Learner:
         """Return the parameters that belong to no head."""
         return [name for name, _ in self.model.named_parameters() if not self._of_heads(name)]
 
-    def _train(self, task: int, recipe: Recipe, seed: int, progress: ProgressOption) -> None:
-        train(self.model, self.tasks[task].train, recipe, seed=seed, hooks=self.hooks(task, recipe), progress=progress)
+    def _train(self, task: int, recipe: Recipe, seed: int) -> None:
+        train(self.model, self.tasks[task].train, recipe, seed=seed, hooks=self.hooks(task, recipe), progress=False)
 
     def _load(self, task: int) -> None:
         state = dict(self.shared)
@@ -249,14 +248,14 @@ class JointLearner(Learner):
         """Return all weights."""
         return [name for name, _ in self.model.named_parameters()]
 
-    def _train(self, task: int, recipe: Recipe, seed: int, progress: ProgressOption) -> None:
+    def _train(self, task: int, recipe: Recipe, seed: int) -> None:
         self.heads.active = None
         data = in_a_row([one.train for one in self.tasks], self.classes)
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
             return mixed_loss(outputs, labels, self.classes, recipe.smoothing)
 
-        train(self.model, data, recipe.but(smoothing=0.0), seed=seed, loss=loss, progress=progress)
+        train(self.model, data, recipe.but(smoothing=0.0), seed=seed, loss=loss, progress=False)
 
 
 class ElasticLearner(Learner):

@@ -28,6 +28,7 @@ from netkin.applications.federated.algorithms import (
     plan_for,
     read_updates,
     received_updates,
+    require_fraction,
     sampled,
 )
 from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble, user_similarity, with_similarity
@@ -77,21 +78,21 @@ class FederatedExperiment(Experiment):
     tests: Mapping[str, LabelledData]
     plan: FederatedPlan
     recipe: Recipe
-    rounds: int = option(10, "how many rounds there are.")
-    share: float = option(1.0, "which share of the clients is drawn for each round.")
-    pull: float = option(
-        0.1, 'the factor of ½ ‖w − w received‖² in the loss of "fedprox" and of "ditto"\'s personal networks.'
+    rounds: int = option(10, "the number of rounds.")
+    client_fraction: float = option(1.0, "the share of the clients that is drawn for each round.")
+    prox: float = option(
+        0.1, "for fedprox, and for the personal networks of ditto: the factor of ½ ‖w − w received‖² in the loss."
     )
     head_epochs: int | None = option(
-        None, 'for how many epochs "fedrep" trains what is personal first; as in the recipe if not given.'
+        None, "for fedrep: how many epochs personal weights are trained first; by default as many as in the recipe."
     )
-    public: Any = option(None, "arrays ``(inputs, labels)`` for pretraining.")
-    pretrain_epochs: int = option(10, "the number of epochs of that pretraining.")
+    public: Any = option(None, "examples for pretraining, which no client has.", "arrays ``(inputs, labels)``.")
+    pretrain_epochs: int = option(10, "the number of epochs of pretraining.")
     finetune: int = option(
-        0, "for how many epochs each client trains by itself at last: atoms and head, or without atoms all."
+        0, "the number of epochs that each client trains alone at the end: atoms and head, or without atoms all."
     )
     test_every: int | None = option(
-        None, "test all clients after every so many rounds too; by default at the end alone."
+        None, "test all clients every N rounds, and after the last.", "None for the last alone."
     )
     wire: Wire | None = option(
         None, "a function of a `ClientUpdate` that returns those that arrive at the server, for trials with faults."
@@ -104,11 +105,9 @@ class FederatedExperiment(Experiment):
         require_at_least(0, finetune=self.finetune)
         counts = {"head_epochs": self.head_epochs, "test_every": self.test_every}
         require_at_least(1, **{name: count for name, count in counts.items() if count is not None})
-        if not 0 < self.share <= 1:
-            sentence = f"`share` is a share of the clients, above 0 and at most 1; got {self.share!r}."
-            raise InvalidValue(sentence, argument="share")
-        if not 0 <= self.pull < float("inf"):
-            raise InvalidValue(f"`pull` must be a number of 0 or more; got {self.pull!r}.", argument="pull")
+        require_fraction(self.client_fraction)
+        if not 0 <= self.prox < float("inf"):
+            raise InvalidValue(f"`prox` must be a number of 0 or more; got {self.prox!r}.", argument="prox")
         require_method(self.how)
         if self.test_every and not self.tests:
             raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
@@ -142,7 +141,7 @@ class FederatedExperiment(Experiment):
     def work(self, base: StateDict, names: Sequence[str], number: int) -> RoundWork:
         """Return the work of some clients in a round."""
         clients = [(name, self.clients[name]) for name in names]
-        return RoundWork(self.training, self.plan, base, clients, number, self.seed, self.pull, self.head_epochs)
+        return RoundWork(self.training, self.plan, base, clients, number, self.seed, self.prox, self.head_epochs)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -157,7 +156,8 @@ class FederatedExperiment(Experiment):
             "model": settings_digest([state_of(self.model), still, self.plan.parts]),
             "architecture": forms_by_name({"model": self.model}),
             "algorithm": self.plan.algorithm.name, "coefficients": self.plan.coefficients or "none",
-            "recipe": settings_digest(self.recipe), "share": self.share, "pull": self.pull,
+            "recipe": settings_digest(self.recipe), "client fraction": self.client_fraction,
+            "prox": self.prox,
             "head epochs": self.head_epochs or 0, "seed": self.seed,
             "pretraining epochs": self.pretrain_epochs if self.public is not None else 0,
             "set of data": _digest(data, self.recipe),
@@ -201,7 +201,7 @@ def federate(
         algorithm: "fedavg", "fedprox", "fedper", "fedrep", "ditto", "local" or "pretrain".
         test: test data of each client in the same form, or one ``(inputs, labels)`` for all.
         coefficients: None, "fixed", "pretrained", "evolving" or "federated".
-        head: the layer that is the head; by default the last `nn.Linear`.
+        head: the layer that is the head; by default the last linear layer.
         recipe: how a client trains in a round; one epoch at a rate of 0.01 with momentum 0.9 if not given.
         **settings: settings of the recipe.
 
@@ -222,9 +222,9 @@ def federate(
     )  # fmt: skip
     call = described_call(
         "nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=experiment.rounds,
-        share=experiment.share, finetune=experiment.finetune or None, seed=experiment.seed,
+        client_fraction=experiment.client_fraction, finetune=experiment.finetune or None, seed=experiment.seed,
     )  # fmt: skip
-    with experiment.lending(), without_vmap_warnings():
+    with experiment.lending(model), without_vmap_warnings():
         refuse_misfits(model, train_data, tests)
         with experiment.job(Federation.kind, lambda: experiment.identity, call) as job:
             federation = _federated(experiment, job, call)
@@ -288,7 +288,7 @@ def rounds_of(experiment: FederatedExperiment, state: FederationState) -> Iterat
     """Let the clients of each further round work, change the state by what arrives, and yield the round's record."""
     plan = experiment.plan
     for number in range(len(state.records) + 1, experiment.rounds + 1):
-        asked = sampled(experiment.names, experiment.share, experiment.seed, number)
+        asked = sampled(experiment.names, experiment.client_fraction, experiment.seed, number)
         places = [experiment.names.index(name) for name in asked]
         work = experiment.work(state.base, asked, number)
         sent, own = plan.algorithm.local(state.shared, [state.kept[place] for place in places], work)

@@ -47,7 +47,7 @@ def _train_all(
 def _train_near(
     received: StateDict, kept: Sequence[StateDict], work: RoundWork
 ) -> tuple[list[StateDict], list[StateDict]]:
-    """Add ``pull / 2 ‖w − received‖²`` to each client's loss."""
+    """Add ``prox / 2 ‖w − received‖²`` to each client's loss."""
     found = work.train([received | own for own in kept], toward=received)
     return found, found
 
@@ -238,7 +238,7 @@ class RoundWork:
     clients: Sequence[tuple[str, LabelledData]]
     number: int
     seed: int
-    pull: float
+    prox: float
     head_epochs: int | None
     failed: dict[int, str] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
@@ -256,7 +256,7 @@ class RoundWork:
             [self.base | starts[place] for place in places],
             [self.clients[place][1] for place in places],
             [mixed(self.seed, self.number, self.clients[place][0], self.phase) for place in places],
-            names, epochs=epochs, toward=toward, pull=self.pull,
+            names, epochs=epochs, toward=toward, prox=self.prox,
         )  # fmt: skip
         after = list(starts)
         for place, outcome in zip(places, outcomes, strict=True):
@@ -290,9 +290,16 @@ def read_updates(came: Any) -> list[ClientUpdate]:
     return found
 
 
-def sampled(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
-    """Return the clients of a round, drawn for each round: a share of all, at least one, in their own order."""
-    count = max(1, round(share * len(names)))
+def require_fraction(fraction: Any) -> None:
+    """Refuse a fraction of the clients for each round that is none."""
+    if not 0 < fraction <= 1:
+        sentence = f"`client_fraction` is a share of the clients, above 0 and at most 1; got {fraction!r}."
+        raise InvalidValue(sentence, argument="client_fraction")
+
+
+def sampled(names: Sequence[str], fraction: float, seed: int, number: int) -> list[str]:
+    """Return the clients of a round, drawn for each round: a fraction of all, at least one, in their own order."""
+    count = max(1, round(fraction * len(names)))
     if count == len(names):
         return list(names)
     generator = torch.Generator().manual_seed(mixed(seed, number))

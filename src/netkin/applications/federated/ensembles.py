@@ -195,7 +195,7 @@ def similar_users_ensemble(
     chosen = _chosen(federation.clients, alike, members, choose, experiment.seed)
     layer = head_of(like, head)
     tuned = recipe_of(recipe or USUAL, settings)
-    with experiment.lending():
+    with experiment.lending(like):
         found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, experiment.seed)
     alone, together = ({name: pair[k] for name, pair in found.items()} for k in (0, 1))
     numbers = members * sum(one[0].size for one in federation.personal.values())

@@ -46,7 +46,7 @@ class LocalTraining:
 
     def train(
         self, starts: Sequence[StateDict], data: Sequence[LabelledData], seeds: Sequence[int], only: Sequence[str],
-        *, epochs: int | None = None, toward: StateDict | None = None, pull: float = 0.0,
+        *, epochs: int | None = None, toward: StateDict | None = None, prox: float = 0.0,
     ) -> list[tuple[StateDict, float] | str]:  # fmt: skip
         """Return the weights and the loss of each client after its training, or why it failed.
 
@@ -57,12 +57,12 @@ class LocalTraining:
             only: the names of the weights that are trained; what else is among them is left alone.
             epochs: how many, instead of the recipe's.
             toward: weights to which those that are trained are pulled.
-            pull: the factor of ``½ ‖w − toward‖²`` in the loss.
+            prox: the factor of ``½ ‖w − toward‖²`` in the loss.
         """
         if not any(name in only for name, _ in self.model.named_parameters()):
             return [(start, float("nan")) for start in starts]
         recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
-        phase = Phase(frozenset(only), recipe, toward if pull else None, pull)
+        phase = Phase(frozenset(only), recipe, toward if prox else None, prox)
         clients = list(zip(starts, data, seeds, strict=True))
         outcomes: dict[int, tuple[StateDict, float] | str] = {}
         for form, places in self._places_by_form(data, recipe).items():
@@ -113,8 +113,8 @@ class LocalTraining:
                 weight.requires_grad_(name in phase.only)
         recipe, loss, networks = phase.recipe, None, models
         if phase.toward is not None:
-            networks = [_Pulled(model, phase.toward, phase.only, phase.pull) for model in models]
-            recipe, loss = recipe.but(smoothing=0.0), _WithPull(default_loss(recipe))
+            networks = [_Proximal(model, phase.toward, phase.only, phase.prox) for model in models]
+            recipe, loss = recipe.but(smoothing=0.0), _WithProximalTerm(default_loss(recipe))
         trainings = Trainings(networks, data, recipe, None, seeds, loss)
         with showing(False):
             histories = trainings.run(self.method if len(clients) > 1 else "one by one")
@@ -133,8 +133,8 @@ class LocalTraining:
         starts, data, seeds = (list(part) for part in zip(*clients, strict=True))
         inner = ""
         if phase.toward is not None:
-            inner, pulled = "net.", trainings.models[0]
-            anchors = {f"anchor{k}": phase.toward[name] for k, name in enumerate(pulled.names)}  # type: ignore[arg-type]
+            inner, proximal = "net.", trainings.models[0]
+            anchors = {f"anchor{k}": phase.toward[name] for k, name in enumerate(proximal.names)}  # type: ignore[arg-type]
             starts = [anchors | {f"net.{name}": weight for name, weight in start.items()} for start in starts]
         with showing(False):
             trained = trainings.again(starts, data, seeds)
@@ -155,20 +155,20 @@ class Phase:
     only: frozenset[str]
     recipe: Recipe
     toward: StateDict | None
-    pull: float
+    prox: float
 
     @property
     def key(self) -> Any:
         """By what stacked networks are known that were trained in such a phase."""
-        return self.only, self.recipe, None if self.toward is None else self.pull
+        return self.only, self.recipe, None if self.toward is None else self.prox
 
 
-class _Pulled(nn.Module):
+class _Proximal(nn.Module):
     """A network that gives, beside its outputs, half the squared distance of its weights to others, times a factor."""
 
-    def __init__(self, net: nn.Module, toward: StateDict, only: frozenset[str], pull: float):
+    def __init__(self, net: nn.Module, toward: StateDict, only: frozenset[str], prox: float):
         super().__init__()
-        self.net, self.pull = net, pull
+        self.net, self.prox = net, prox
         self.names = [name for name, _ in net.named_parameters() if name in only and name in toward]
         for number, name in enumerate(self.names):
             self.register_buffer(f"anchor{number}", toward[name].detach())
@@ -176,18 +176,18 @@ class _Pulled(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         weights = dict(self.net.named_parameters())
         apart = [(weights[name] - getattr(self, f"anchor{k}")).square().sum() for k, name in enumerate(self.names)]
-        return self.net(inputs), sum(apart, torch.zeros((), device=inputs.device)) * (self.pull / 2)
+        return self.net(inputs), sum(apart, torch.zeros((), device=inputs.device)) * (self.prox / 2)
 
 
-class _WithPull:
-    """The loss of a pulled network: that of its outputs, and its pull."""
+class _WithProximalTerm:
+    """The loss of a proximal network: that of its outputs, and its proximal term."""
 
     def __init__(self, loss: Any):
         self.loss = loss
 
     def __call__(self, outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-        scores, pull = outputs
-        return self.loss(scores, labels) + pull
+        scores, term = outputs
+        return self.loss(scores, labels) + term
 
 
 def local_recipe(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:

@@ -99,7 +99,7 @@ def stitch(
     call = _call("nk.stitch", request, ends, how=way.id)
     if way.training is not None:
         request.refuse_iterators("a training", "data")
-    with request.lending(data=(request.validation,)):
+    with request.lending(a, b, data=(request.validation,)):
         one = _fitted(request, call)[pair, way]
         if way.training is not None:
             one = train_stitch(one, data, way.training, request.validation, request.examples)
@@ -138,7 +138,7 @@ def fit_all(
     models = two_models(a, b, names)
     request = StitchRequest(models=models, data=data, test=test, ways=tuple(ways.values()), pairs=pairs, **options)
     call = _call("fit_all", request, {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs)}, hows=list(ways))
-    with request.lending():
+    with request.lending(a, b):
         found = _fitted(request, call)
         made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
         if test is not None:

@@ -23,9 +23,8 @@ from netkin.errors import (
     NetkinError,
     NoValue,
     ShapeError,
-    UnknownName,
-    did_you_mean,
     outside,
+    require_listed,
 )
 from netkin.identity import UnorderedDigest
 from netkin.measures import cca_mean, cka, svcca
@@ -257,17 +256,27 @@ def _valid(logits: Tensor, own: Tensor, labels: Tensor | None, mask: Any) -> tup
     """Return scores and labels with one row an example, or one for each place that is no padding."""
     if own.ndim == 2:
         return logits, own, labels
-    valid = fitting_mask(mask, own)
-    counts = torch.ones(own.shape[:2], dtype=torch.bool) if valid is None else torch.as_tensor(valid) != 0
-    counts = counts.to(own.device)
-    if labels is not None:
-        if labels.shape != own.shape[:2]:
-            raise ShapeError(
-                f"the labels have shape {tuple(labels.shape)}, and the second model answers for {own.shape[0]:,} × "
-                f"{own.shape[1]:,} places; give one label for each place, -100 where it does not count."
-            )
-        counts = counts & (labels >= 0)
-    return logits[counts], own[counts], None if labels is None else labels[counts]
+    if labels is not None and labels.shape != own.shape[:2]:
+        raise ShapeError(
+            f"the labels have shape {tuple(labels.shape)}, and the second model answers for {own.shape[0]:,} × "
+            f"{own.shape[1]:,} places; give one label for each place, -100 where it does not count."
+        )
+    places = torch.ones(own.shape[:2], dtype=torch.bool, device=own.device)
+    fits = fitting_mask(mask, own)
+    return drop_padding(logits, own, labels, places if fits is None else (torch.as_tensor(fits) != 0).to(own.device))
+
+
+def drop_padding(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
+    """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
+    if answers.ndim != 3:
+        return answers, own, labels
+    of_places = isinstance(labels, Tensor) and labels.shape == answers.shape[:2] and not labels.is_floating_point()
+    counts = mask if mask is not None and mask.shape == answers.shape[:2] else None
+    if of_places:
+        counts = labels >= 0 if counts is None else counts & (labels >= 0)  # -100 marks what does not count
+    if counts is None:
+        return answers, own, labels
+    return answers[counts], None if own is None else own[counts], labels[counts] if of_places else labels
 
 
 def value_if_any(value: Callable[[], Any]) -> float | None:
@@ -298,118 +307,88 @@ def _unvarying(evaluation: Evaluation) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """One number of an evaluation: what it is, how it is read, and why it may be missing."""
+    """One number of an evaluation: what it is, and why it may be missing."""
 
     quantity: Quantity
-    read: Callable[[Evaluation], float | None]
-    why_not: Callable[[Evaluation], str] = lambda e: _INFINITE
+    why_not: Callable[[Evaluation], str]
+
+    def read(self, evaluation: Evaluation) -> float | None:
+        """Return the number; those of the joint have no prefix in an evaluation."""
+        value: float | None = getattr(evaluation, self.quantity.id.removeprefix("stitched_"))
+        return value
 
 
-def _worth(id: str, bounds: tuple[float, float], convention: str, **facts: Any) -> Quantity:
-    return Quantity(id=id, kind="worth", bounds=bounds, convention=convention, **facts)
+def _score(
+    id: str, bounds: tuple[float, float], why_not: Callable[[Evaluation], str], convention: str, means: str,
+    cannot_see: str, **facts: Any,
+) -> tuple[str, Score]:  # fmt: skip
+    quantity = Quantity(
+        id=id, kind="worth", bounds=bounds, convention=convention, means=means, cannot_see=cannot_see, **facts
+    )
+    return id, Score(quantity, why_not)
 
 
-SCORES: Mapping[str, Score] = {
-    "relative_accuracy": Score(
-        _worth(
-            "relative_accuracy",
-            (0, math.inf),
-            "accuracy of the stitched network over that of the second model, on the test data",
-            means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
-            "its own. 1 means that it gets as many right as the second model itself.",
-            cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
-            "answers or not. A poor value may also mean that the method found a poor map.",
-        ),
-        lambda e: e.relative_accuracy,
-        _unlabelled,
+SCORES: Mapping[str, Score] = dict([
+    _score(
+        "relative_accuracy", (0, math.inf), _unlabelled,
+        "accuracy of the stitched network over that of the second model, on the test data",
+        means="What a stitched network can do: the first model up to its layer, a map, and the second model after "
+        "its own. 1 means that it gets as many right as the second model itself.",
+        cannot_see="How the layers look: activations that are very different, or very alike, may carry the same "
+        "answers or not. A poor value may also mean that the method found a poor map.",
     ),
-    "accuracy": Score(
-        _worth(
-            "accuracy",
-            (0, 1),
-            "share of the test data that the stitched network gets right",
-            means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
-            "second model after its own.",
-            cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
-        ),
-        lambda e: e.accuracy,
-        _unlabelled,
+    _score(
+        "accuracy", (0, 1), _unlabelled,
+        "share of the test data that the stitched network gets right",
+        means="The share of right answers of a stitched network: the first model up to its layer, a map, and the "
+        "second model after its own.",
+        cannot_see="How good the second model is by itself; relative_accuracy takes that into account.",
     ),
-    "agreement": Score(
-        _worth(
-            "agreement",
-            (0, 1),
-            "share of the test data on which the stitched network answers as the second does",
-            means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
-            "always.",
-            cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
-        ),
-        lambda e: e.agreement,
+    _score(
+        "agreement", (0, 1), lambda e: _INFINITE,
+        "share of the test data on which the stitched network answers as the second does",
+        means="How often a stitched network gives the answer of the second model itself, right or wrong. 1 means "
+        "always.",
+        cannot_see="How sure the answers are, and whether they are right; a poor map may be the method's fault.",
     ),
-    "cross_entropy": Score(
-        _worth(
-            "cross_entropy",
-            (0, math.inf),
-            "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
-            higher_is_closer=False,
-            unit="nats",
-            means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
-            "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
-            cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
-            "good ones.",
-        ),
-        lambda e: e.cross_entropy,
-        lambda e: _TOO_FAR,
+    _score(
+        "cross_entropy", (0, math.inf), lambda e: _TOO_FAR,
+        "mean cross-entropy, in nats, of the stitched network to the second model's soft answers",
+        means="How far the answers of a stitched network are from the second model's own, in nats; the lowest "
+        "value possible is the entropy of those answers, which is above 0 where the second model is unsure.",
+        cannot_see="Whether the answers are right. One example answered wrongly with certainty can outweigh many "
+        "good ones.",
+        higher_is_closer=False, unit="nats",
     ),
-    "r2": Score(
-        _worth(
-            "r2",
-            (-math.inf, 1),
-            "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
-            means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
-            "more than their mean, and below 0 they are farther away than that.",
-            cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
-        ),
-        lambda e: e.r2,
-        lambda e: _CONSTANT if e.r2 is None else _INFINITE,
+    _score(
+        "r2", (-math.inf, 1), lambda e: _CONSTANT if e.r2 is None else _INFINITE,
+        "1 - ‖AM + b - B‖²/‖B - mean‖² of the map as it stands, not refitted",
+        means="How much of the second model's activations the mapped ones explain as they stand: 1 is all, 0 no "
+        "more than their mean, and below 0 they are farther away than that.",
+        cannot_see="Whether what is explained matters to the answers: directions count by their variance alone.",
     ),
-    "stitched_cka": Score(
-        _worth(
-            "stitched_cka",
-            (0, 1),
-            "cka of the mapped activations and the second model's own",
-            means="How similarly the mapped activations and the second model's own arrange the examples, place by "
-            "place.",
-            cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
-        ),
-        lambda e: e.cka,
-        _unvarying,
+    _score(
+        "stitched_cka", (0, 1), _unvarying,
+        "cka of the mapped activations and the second model's own",
+        means="How similarly the mapped activations and the second model's own arrange the examples, place by "
+        "place.",
+        cannot_see=f"{LEADING} A stitch that works may score low, and one that does not may score high.",
     ),
-    "stitched_cca": Score(
-        _worth(
-            "stitched_cca",
-            (0, 1),
-            "cca_mean of the mapped activations and the second model's own",
-            means="The mean canonical correlation of the mapped activations and the second model's own, place by "
-            "place.",
-            cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
-        ),
-        lambda e: e.cca,
-        _unvarying,
+    _score(
+        "stitched_cca", (0, 1), _unvarying,
+        "cca_mean of the mapped activations and the second model's own",
+        means="The mean canonical correlation of the mapped activations and the second model's own, place by "
+        "place.",
+        cannot_see="An invertible map does not change it, so it tells little of the map that was found.",
     ),
-    "stitched_svcca": Score(
-        _worth(
-            "stitched_svcca",
-            (0, 1),
-            "svcca of the mapped activations and the second model's own",
-            means="The mean canonical correlation of the leading directions of the mapped activations and of the "
-            "second model's own, place by place.",
-            cannot_see="Directions below the cut are ignored, and above it all count equally.",
-        ),
-        lambda e: e.svcca,
-        _unvarying,
+    _score(
+        "stitched_svcca", (0, 1), _unvarying,
+        "svcca of the mapped activations and the second model's own",
+        means="The mean canonical correlation of the leading directions of the mapped activations and of the "
+        "second model's own, place by place.",
+        cannot_see="Directions below the cut are ignored, and above it all count equally.",
     ),
-}
+])  # fmt: skip
 
 
 def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -418,8 +397,5 @@ def known_scores(names: str | Sequence[str]) -> tuple[str, ...]:
     if not asked:
         raise InvalidValue("`scores` is empty; name at least one, e.g. 'relative_accuracy'.", argument="scores")
     for name in asked:
-        if name not in SCORES:
-            raise UnknownName(
-                f"no score named {name!r}{did_you_mean(str(name), SCORES) or ';'} there are {', '.join(SCORES)}."
-            )
+        require_listed("score", name, SCORES, "scores")
     return tuple(dict.fromkeys(asked))

@@ -12,7 +12,6 @@ Coordinate descent soon finds most non-zero entries, and then converges slowly. 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from netkin.errors import InvalidValue, NoValue, UnknownName, did_you_mean
+from netkin.errors import InvalidValue, NoValue, UnknownName, require_listed
+from netkin.measures.registry import defaults_of, typed_parameters
 from netkin.results.labels import parse_id
 from netkin.statistics import Moments
 
@@ -155,25 +155,8 @@ def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any
     if apart is None:
         raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
     name, given = apart
-    if name not in METHODS:
-        names = [*METHODS, *others]
-        raise UnknownName(
-            f"no matching method named {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}."
-        )
-    arguments = inspect.signature(METHODS[name]).parameters.values()
-    known = {one.name: one.default for one in arguments if one.kind is one.KEYWORD_ONLY}
-    parameters = {}
-    for key, value in given.items():
-        if key not in known:
-            has = f"its parameters are {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
-        default = known[key]
-        parameters[key] = float(value) if isinstance(default, float) and type(value) is int else value
-        if type(parameters[key]) is not type(default):
-            raise InvalidValue(
-                f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
-            )
-    return METHODS[name], parameters
+    require_listed("matching method", name, METHODS if name in METHODS else [*METHODS, *others], "method")
+    return METHODS[name], typed_parameters(name, given, defaults_of(METHODS[name]))
 
 
 def with_seed(how: str, seed: int) -> str:

@@ -6,9 +6,10 @@ Beside the similarities of layers, their scores show where similar layers can't 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -233,37 +234,30 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
         return
     score = judged[0].quantity.name.replace("_", " ")
     fitted = [table for table in judged if str(table.quantity.parameters["how"]).partition("(")[0] not in BASELINES]
-    apart = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, lambda like, worth: like >= HIGH and worth < USELESS))
-    alike = list(_pairs_that_pass(measure, judged, LOW, GOOD, lambda like, worth: like < LOW and worth >= GOOD))
-    if apart:
+    useless = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, are_similar=True))
+    good = list(_pairs_that_pass(measure, judged, LOW, GOOD, are_similar=False))
+    if useless:
         sentence = (
             f"a high similarity goes with a useless stitch ({measure.id} of {HIGH} or more, {score} below {USELESS}): "
-            f"{_list_some(apart)}."
         )
-        yield Caveat("similar-but-useless", sentence, len(apart))
-    if alike:
-        sentence = (
-            f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
-            f"{_list_some(alike)}."
-        )
-        yield Caveat("dissimilar-but-good", sentence, len(alike))
+        yield Caveat("similar-but-useless", f"{sentence}{_list_some(useless)}.", len(useless))
+    if good:
+        sentence = f"a low similarity goes with a good stitch ({measure.id} below {LOW}, {score} of {GOOD} or more): "
+        yield Caveat("dissimilar-but-good", f"{sentence}{_list_some(good)}.", len(good))
 
 
 def _pairs_that_pass(
-    measure: Values, judged: Sequence[Values], similarity: float, value: float, test: Callable[[float, float], bool]
+    measure: Values, judged: Sequence[Values], similarity: float, worth: float, *, are_similar: bool
 ) -> Iterator[str]:
-    """Yield the pairs of layers that meet a test, as text; its limits are a similarity and a value of stitches."""
-    for i, x in enumerate(measure.layers_a):
-        for j, y in enumerate(measure.layers_b):
-            like = float(measure.values[i, j])
-            found = [
-                (t.quantity.parameters["how"], float(t.values[i, j]))
-                for t in judged
-                if test(like, float(t.values[i, j]))
-            ]
-            if found:
-                told = ", ".join(f"{beside(worth, value)} by {how}" for how, worth in found)
-                yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {told})"
+    """Yield as text the pairs of layers that lie above the one limit and, by some method, below the other."""
+    for place, (x, y) in enumerate(product(measure.layers_a, measure.layers_b)):
+        like, said = float(measure.values.flat[place]), []
+        for table in judged:
+            value = float(table.values.flat[place])
+            if (like >= similarity and value < worth) if are_similar else (like < similarity and value >= worth):
+                said.append(f"{beside(value, worth)} by {table.quantity.parameters['how']}")
+        if said:
+            yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {', '.join(said)})"
 
 
 def beside(value: float, limit: float) -> str:

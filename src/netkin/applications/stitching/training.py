@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from netkin.applications.stitching.evaluating import ActivationSimilarity, value_if_any
+from netkin.applications.stitching.evaluating import ActivationSimilarity, drop_padding, value_if_any
 from netkin.applications.stitching.joining import End
 from netkin.applications.stitching.maps import find, with_seed
 from netkin.applications.stitching.network import Stitch, Stitched
@@ -245,19 +245,6 @@ def scores(answers: Tensor) -> Tensor:
             "pass a function (answers, own_answers, labels) as `labels`."
         )
     return rows
-
-
-def drop_padding(answers: Tensor, own: Any, labels: Any, mask: Tensor | None) -> tuple[Tensor, Any, Any]:
-    """Return answers, the second model's own and labels, without places of sequences that are padding or unlabelled."""
-    if answers.ndim != 3:
-        return answers, own, labels
-    of_places = isinstance(labels, Tensor) and labels.shape == answers.shape[:2] and not labels.is_floating_point()
-    counts = mask if mask is not None and mask.shape == answers.shape[:2] else None
-    if of_places:
-        counts = labels >= 0 if counts is None else counts & (labels >= 0)  # -100 marks what does not count
-    if counts is None:
-        return answers, own, labels
-    return answers[counts], None if own is None else own[counts], labels[counts] if of_places else labels
 
 
 def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:

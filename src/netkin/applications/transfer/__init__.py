@@ -116,8 +116,8 @@ def recommend(
             takes it; by name, images and text reach a Hugging Face model as its own folder says.
         score: the score that decides the rank, by default "h_score_regularised", the cheapest of the best ones.
         scores: other scores to show as well; by default "linear_probe", unless `score` is given.
-        errors: whether to take standard errors.
-        chunks: how many chunks of examples are left out in turn.
+        errors: take standard errors of the scores, by leaving out one chunk of the examples in turn.
+        chunks: the number of chunks for standard errors.
         layers: the layer whose outputs are the features, for all models or by name; by default the one before the last.
         transforms: a function of the inputs of a batch, for all models or by name.
         forwards: a function ``forward(model, batch)`` that runs a model, for all models or by name.

@@ -312,7 +312,7 @@ def layer_embeddings(
         what = contents(batch, batch_length(batch)).cpu().numpy() if buckets else None
         made[0].update(features, gradients, contents=what)
 
-    with experiment.lending():
+    with experiment.lending(model):
         reading.run(take, data, layers, experiment.examples)
     return made[0]
 

@@ -103,7 +103,7 @@ def task2vec(
             argument="samples",
         )
     experiment, fisher, seen = Experiment(models={"model": model}, data=data, **options), None, 0
-    with experiment.lending(), torch.inference_mode(False):
+    with experiment.lending(model), torch.inference_mode(False):
         model = with_plain_weights(model)
         with inference_mode_of(model, exact=exact_model):
             for batch in reported_batches(data, experiment.examples, "reading"):
@@ -207,7 +207,7 @@ def fisher_rao_norm(
         raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
     experiment = Experiment(models={"model": model}, data=data, **options)
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
-    with experiment.lending(), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
+    with experiment.lending(model), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
         for batch in reported_batches(data, experiment.examples, "reading"):
             batch = Taps.without_inference(prepared(model, batch, experiment.transform))
             logits = logits_of(call(model, batch, experiment.forward)).detach()

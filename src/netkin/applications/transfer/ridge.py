@@ -107,7 +107,7 @@ def kernel_ridge(
     target = Target("tempered", beta, outputs)
     how = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
     reading = _reading(model, kernel, target, how)
-    with experiment.lending():
+    with experiment.lending(model):
         sketches = _sketched(reading, experiment, layers, settings, classes)
     fits, left_out = {}, {}
     for name in map(str, sketches.names):

@@ -149,7 +149,7 @@ def transfer_scores(
     wanted, found = [find_score(name) for name in named], {}
     experiment = Experiment(models={"model": model}, data=data, **options)
     how: Any = {"examples": experiment.examples, "forward": experiment.forward, "transform": experiment.transform}
-    with experiment.lending():
+    with experiment.lending(model):
         evidence = evidence_of(model, data, layer, gradients=any(one.needs_gradients for one in wanted), **how)
     if scores is None and evidence.probabilities is None:
         wanted = [one for one in wanted if not one.needs_head]

@@ -58,7 +58,7 @@ def compare_tasks(
     Args:
         tasks: from names to (model, data), `nk.ModelInput`, or what `nk.collect` gave, or `nk.load` of its file.
         measures: measures of sketches; None for 'sketched_cka' and 'sketched_cka_by_buckets', or those of the sketches.
-        seeds: over how many seeds values are averaged, from that of the measure on; kept sketches hold their own.
+        seeds: the number of seeds over which values are averaged, from that of the measure on; kept ones have theirs.
         share_buckets: whether tasks that hold the same examples put them into the same buckets.
 
     Example:

@@ -23,7 +23,7 @@ from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import Engine, worker
 from netkin.comparing.engines.plain import plain_call
 from netkin.comparing.engines.worker import Message, fault_from
-from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample, plan_from, way_from
+from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
@@ -33,6 +33,7 @@ from netkin.measures.registry import Measure
 from netkin.progress import announced, command, reporting
 from netkin.results import Comparison, Comparisons
 from netkin.results.packing import unpacked_columns
+from netkin.results.records import as_record
 from netkin.results.values import Pair
 from netkin.sources.names import in_short
 
@@ -207,13 +208,12 @@ class _Work:
 
         def make() -> dict[str, Any]:
             limit = min(model["limit"] for model in self.models.values()) if self.limit is None else self.limit
-            way = asdict(PairsWay((ModelBlock(tuple(self.models), pairs),)))
+            way = PairsWay((ModelBlock(tuple(self.models), pairs),))
             if plans and not weights_alone(self.measures):
-                way = self._answer("plan", {"pairs": pairs, "limit": limit})
-            return {"way": way, "limit": limit, "shares": self._shares(way_from(way), job)}
+                way = as_record(PairsWay, self._answer("plan", {"pairs": pairs, "limit": limit}))
+            return asdict(Split(way, limit, self._shares(way, job)))
 
-        values = job.part(f"plan of {settings_digest(pairs)}", make).values
-        return Split(way_from(values["way"]), values["limit"], values["shares"])
+        return as_record(Split, job.part(f"plan of {settings_digest(pairs)}", make).values)
 
     def _shares(self, way: PairsWay, job: Job) -> int:
         """Return into how many parts the data are split: as many as were requested, or of at least a batch each."""
@@ -227,7 +227,7 @@ class _Work:
 
     def explained(self) -> ManyPlan:
         """Return the plan that a worker makes for its memory, and how many tasks run at once."""
-        plan = plan_from(self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
+        plan = as_record(ManyPlan, self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
         return replace(plan, lines=(*plan.lines, self.cluster.words(self.gpus)))
 
     def _answer(self, function: str, task: Mapping[str, Any]) -> dict[str, Any]:
