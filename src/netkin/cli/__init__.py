@@ -199,7 +199,7 @@ def registered(kind: str) -> Callable[[str], Iterable[str]]:
 
 COMPLETED = {
     **dict.fromkeys(["measures", "measure", "measures name"], registered("measures")),
-    "device": device_names, "shape": registered("shapes"), "hows": registered("stitching methods"),
+    "device": device_names, "shape": registered("shapes"), "methods": registered("stitching methods"),
     "stitch scores": registered("stitching scores"), "recommend scores": registered("transfer scores"),
     **dict.fromkeys(["data", "test", "public"], data_specs),
     **dict.fromkeys(["a", "b", "more", "model", "models", "other", "against", "tasks tasks"], model_specs),
