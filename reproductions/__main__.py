@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from netkin import files
 from netkin.errors import NetkinError
-from netkin.results.records import plain
 from reproductions import listing
 from reproductions.laboratory import Lab
 from reproductions.page import report_claims
@@ -42,7 +39,6 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="show the table of claims and measure nothing")
     parser.add_argument("--page", type=Path, help="write an HTML page of all recorded claims to this file")
     parser.add_argument("--overwrite", action="store_true", help="write over a page that is there")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
 
 
@@ -68,23 +64,18 @@ def _run(chosen: argparse.Namespace) -> int:
     files.refuse_output(chosen.page, overwrite=chosen.overwrite)
     has_failed = False
     if chosen.list or not (chosen.names or chosen.page):
-        make = listing.list_as_document if chosen.json else listing.list_as_text
-        _print(make(listing.listed(chosen.names), chosen.out), chosen.json)
+        print(listing.list_as_text(listing.listed(chosen.names), chosen.out))
     elif chosen.names:
         device, folders = device_named(chosen.device), {"data": chosen.data, "checkpoints": chosen.checkpoints}
         lab = Lab(chosen.scale, device=device, cache=chosen.cache, **folders)
         outcomes = run(chosen.names, lab, chosen.out, again=chosen.again, limit=chosen.limit)
-        _print((listing.outcomes_as_document if chosen.json else listing.outcomes_as_text)(outcomes), chosen.json)
+        print(listing.outcomes_as_text(outcomes))
         has_failed = any(outcome.fault for outcome in outcomes)
     if chosen.page:
         claims = current(chosen.out)
         notes = later_notes(chosen.out, claims)
         report_claims(claims, chosen.page, notes=notes, trainings=trainings(claims), overwrite=chosen.overwrite)
     return int(has_failed)
-
-
-def _print(content: Any, as_json: bool) -> None:
-    print(json.dumps(plain(content), ensure_ascii=False, indent=2) if as_json else content)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from reproductions import claims
 from reproductions.claims import Statement
 from reproductions.page import training_in_words
-from reproductions.record import Claim, record_path
+from reproductions.record import record_path
 from reproductions.running import Outcome, record_of, trainings
 
 WIDEST = 44  # letters of a cell
@@ -27,38 +26,12 @@ def list_as_text(statements: Sequence[Statement], out: str | Path) -> str:
     return _aligned([head, *([_shortened(cell) for cell in row] for row in rows)])
 
 
-def list_as_document(statements: Sequence[Statement], out: str | Path) -> list[dict[str, Any]]:
-    """Return the claims as plain dictionaries, each with its row at each scale."""
-    words = ("id", "kind", "figure", "sentence", "expected", "control", "criterion", "measures", "scales")
-    return [
-        {word: getattr(one, word) for word in words} | {"rows": [_row(one, scale, out) for scale in one.scales]}
-        for one in statements
-    ]
-
-
 def outcomes_as_text(outcomes: Sequence[Outcome]) -> str:
     """Return what became of each claim that was run: a sentence with what was claimed, the control and what follows.
 
     Below it stand the criterion by which it follows, and when and on which data it was measured.
     """
     return "\n".join(line for one in outcomes for line in (f"{one.statement.id}, {_sentence(one)}", *_facts(one)))
-
-
-def outcomes_as_document(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return what became of each claim, as plain dictionaries."""
-    return [
-        {"id": one.statement.id, "verdict": None, "fault": one.fault, "measured": {}, "controls": {}}
-        if one.claim is None
-        else {"id": one.claim.id, "verdict": one.claim.verdict, "fault": one.fault or None}
-        | {"conclusion": one.claim.conclusion}
-        | {"call": one.claim.call, "commit": one.claim.provenance.get("commit"), "data": dict(one.claim.data)}
-        | {part: _numbers(one.claim, part) for part in ("measured", "controls")}
-        for one in outcomes
-    ]
-
-
-def _numbers(claim: Claim, part: str) -> dict[str, dict[str, Any]]:
-    return {name: vars(value) for name, value in getattr(claim, part).items()}
 
 
 def _sentence(outcome: Outcome) -> str:

@@ -175,12 +175,6 @@ class Claim(FrozenRecord):
         return self.id.partition("/")[2]
 
     @property
-    def leading(self) -> dict[str, Measured]:
-        """The numbers that the paper has under the same name, else the first two."""
-        shared = {name: number for name, number in self.measured.items() if name in self.expected}
-        return shared or dict(list(self.measured.items())[:2])
-
-    @property
     def headline(self) -> str:
         """The name of the number to show first: the first that the paper has too, else the first of ours."""
         return next((name for name in self.expected if name in self.measured), next(iter(self.measured), ""))

@@ -185,7 +185,8 @@ def test_what_is_unknown_is_refused_in_one_sentence(netkin, line, words):
     [
         ("--memory much", "'much' is not an amount of memory"),
         ("--out nowhere/x.netkin", "the folder 'nowhere' does not exist."),
-        ("--pairs some", "'some' is not one of 'all', 'corresponding'"),
+        ("--pairs some", "`pairs` is 'all', 'corresponding', 'band:2' or a list of (layer, layer); got 'some'."),
+        ("--tokens 0", "0 is not in the range x>=1"),
         ("--examples 0", "0 is not in the range x>=1"),
     ],
 )

@@ -1,14 +1,19 @@
 """The document that a page carries is the one that docs/page.md describes."""
 
+import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from torch import nn
 
 from netkin.applications.sparsity import sparsity_study
-from netkin.reporting.page import page
+from netkin.reporting import blocks
+from netkin.reporting.html import html_of, notebook_of
+from netkin.reporting.page import page, page_of
 from netkin.results import Comparisons
 from netkin.results.packing import RESULTS
 from result_worlds import JOINT, compressed, ensembles, federation, ranking, studied, way
@@ -69,6 +74,24 @@ def test_the_schema_is_strict_about_blocks(made, schema):
     held["blocks"].append({"kind": "fireworks"})
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(schema).validate(held)
+
+
+def test_a_block_kind_is_added_as_the_docs_say(made, tmp_path, monkeypatch):
+    text = DOCS.read_text(encoding="utf-8")
+    template = re.search(r"Write `templates/figure.html`: `(.*?)`", text)[1]
+    source = dedent(re.search(r"(?s)Declare it beside the others in `blocks.py`:\n\n(.*?)\n\n3\.", text)[1])
+    (tmp_path / "figures_of_ours" / "templates").mkdir(parents=True)
+    (tmp_path / "figures_of_ours" / "__init__.py").touch()
+    (tmp_path / "figures_of_ours" / "templates" / "figure.html").write_text(template)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(source, scope := vars(blocks).copy())
+    figure = type("Figure", (scope["Figure"],), {"package": "figures_of_ours"})("0.91", made.NAME)
+    own = page_of(made.comparison())
+    own = replace(own, blocks=[figure, *own.blocks])
+    drawn = f"<strong>0.91</strong> {html.escape(made.NAME)}"
+    assert drawn in html_of(own)
+    assert drawn in notebook_of(own)
+    assert made.page_in(html_of(own))["blocks"][0] == {"kind": "figure", "value": "0.91", "words": made.NAME}
 
 
 def test_each_kind_of_block_has_its_template_and_its_row(schema):

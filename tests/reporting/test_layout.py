@@ -310,3 +310,39 @@ def test_a_debiased_similarity_is_coloured_from_nothing_on(made):
     )
     assert [grids_of(one)[0].scale.far for one in (near_nothing, opposed)] == [0, -1]
     assert grids_of(near_nothing)[0].scale.shade_numbers(np.array([-0.02, 0.5]))[0] == 0
+
+
+def test_a_debiased_similarity_has_a_bar_of_colours_from_nothing_on(opened, made):
+    page = opened(made.comparison(made.table("cka_debiased", bounds=(-1, 1))), width=1440)
+    ends = page.locator("figure[data-measure=cka_debiased] .legend > span")
+    assert [ends.nth(k).text_content() for k in (0, 2)] == ["0 far", "close 1"]
+    assert max(shades(page)) - min(shades(page)) > 120
+
+
+COLOUR = "all => all.map(one => getComputedStyle(one).color)"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_models_of_one_group_have_one_colour_in_the_tree_and_in_the_plane(opened, made, dark):
+    names = [f"model{k}" for k in range(4)]
+    pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 :]]
+    near = {(names[0], names[1]), (names[2], names[3])}
+    values = {pair: np.eye(3) * (0.95 if pair in near else 0.1) for pair in pairs}
+    page = opened([made.comparison(made.table(values=values[a, b]), a=a, b=b) for a, b in pairs], dark=dark)
+    for drawing in ("Tree of the networks", "Networks in a plane"):
+        named = page.locator(f"svg[aria-label='{drawing}'] g > text").filter(has_text="model")
+        found = dict(zip(named.all_text_contents(), named.evaluate_all(COLOUR), strict=True))
+        assert found["model0"] == found["model1"] != found["model2"] == found["model3"]
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_notebook_has_a_bar_of_colours_beside_each_heatmap(browser, made, width):
+    page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
+    page.set_content(made.comparison()._repr_html_())
+    bars, tables = (page.locator(part).all() for part in ("span[style*=linear-gradient]", "table"))
+    assert len(bars) == len(tables) == 2
+    for bar, table in zip(bars, tables, strict=True):
+        place, below = bar.evaluate(RECTANGLE), table.evaluate(RECTANGLE)
+        assert place["right"] - place["left"] >= 60
+        assert place["bottom"] <= below["top"]
+    page.context.close()

@@ -235,12 +235,6 @@ def test_figures_without_a_number_come_last():
     ]  # fmt: skip
 
 
-def test_the_numbers_shown_first_are_those_the_paper_has():
-    assert list(claim().leading) == ["accuracy kept"]
-    three = {name: Measured(1) for name in "abc"}
-    assert list(claim(measured=three).leading) == ["a", "b"]
-
-
 def test_the_row_shows_one_number_of_each(tmp_path):
     assert claim().row == {
         "claim": "svcca/few-directions", "figure": "Fig. 2a", "number": "accuracy kept", "the paper": "nearly all",

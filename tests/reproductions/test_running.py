@@ -279,9 +279,7 @@ def test_what_was_measured_is_shown_also_where_the_disk_is_full(made, lab, tmp_p
     outcomes = run(["toys"], lab, tmp_path)
     assert outcomes[0].claim.verdict == "holds"
     assert "Its record is not kept: cannot write" in listing.outcomes_as_text(outcomes)
-    (document,) = listing.outcomes_as_document(outcomes)
-    assert document["verdict"] == "holds"
-    assert "No space left on device" in document["fault"]
+    assert "No space left on device" in outcomes[0].fault
 
 
 def test_parts_of_a_claim_stay_until_its_record_is_written(made, tmp_path, monkeypatch):
@@ -374,16 +372,8 @@ def test_tables_for_the_terminal(made, lab, tmp_path):
     assert listed[2] == "toys/a Fig. 2 size 0.5 gpu not yet"
     assert listed[3] == "toys/b Fig. 3 size 0.5 gpu not yet"
     assert [one.id for one in listing.listed(["toys/b"])] == ["toys/b"]
-    rows = listing.list_as_document(listing.listed([]), tmp_path)[0]["rows"]
-    assert [row["verdict"] for row in rows] == ["holds", "not yet"]
     claims._STATEMENTS.pop("toys/a")
     made("toys/a", figure="Fig. 2", criterion="holds if it is twice as large.")
     assert "cpu measured before the claim changed" in " ".join(
         listing.list_as_text(listing.listed(["toys/a"]), tmp_path).split()
     )
-    documents = listing.outcomes_as_document(outcomes)
-    assert documents[0]["measured"]["size"] == {"value": 0.5, "error": 0.01, "n": 3, "unit": ""}
-    assert documents[0]["controls"]["size"]["value"] == 0.25
-    assert documents[0]["commit"] == commit()
-    assert documents[0]["call"] == "python -m reproductions toys/a --scale cpu --device cpu"
-    assert documents[1]["fault"] == "too small."

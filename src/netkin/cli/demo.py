@@ -53,7 +53,7 @@ def demo(out: Path, seed: int, overwrite: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     outputs = OutputFiles(overwrite)
     for path in (*results, *weights, page):
-        outputs.check("--out", path)
+        outputs.check("--out", path, (path.suffix,))
     networks = _networks(seed)
     comparisons = [_compare(networks, *pair) for pair in pairs]
     for comparison, path in zip(comparisons, results, strict=True):

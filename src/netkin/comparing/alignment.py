@@ -30,7 +30,7 @@ ONE_ROW = (AVERAGED, COMMON, "cls", DFT, "flatten", "last", "matrix", "mean", "p
 
 
 class Pairs:
-    """The pairs requested: `of` the models, and within each pair of models "all", "corresponding" or a list."""
+    """The pairs requested: `of` the models, and of the layers of each "all", "corresponding", "band:K" or a list."""
 
     def __init__(self, of: Sequence[tuple[str, str]], which: Any = "all"):
         self.of = [(a, b) for a, b in of]
@@ -48,6 +48,8 @@ class Pairs:
             return [(x, y) for x in layers[a] for y in layers[b]]
         if self.which == "corresponding":
             return corresponding(layers[a], layers[b])
+        if isinstance(self.which, str):
+            return band(layers[a], layers[b], int(self.which.removeprefix("band:")))
         for x, y in self.which:
             _refuse_unknown(x, a, layers[a])
             _refuse_unknown(y, b, layers[b])
@@ -74,6 +76,24 @@ def corresponding(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
             "take pairs='all', or in Python a list of those to compare, `pairs=[(layer, layer), ...]`."
         )
     return list(zip(a, b, strict=True))
+
+
+def band(a: Sequence[str], b: Sequence[str], width: int) -> list[tuple[str, str]]:
+    """Return each layer of `a` with the layers of `b` at its relative depth, and up to `width` before and behind.
+
+    Example:
+        >>> band(["1", "2", "3"], ["1", "2", "3"], 1)
+        [('1', '1'), ('1', '2'), ('2', '1'), ('2', '2'), ('2', '3'), ('3', '2'), ('3', '3')]
+        >>> band(["in", "out"], ["in", "1", "2", "3", "out"], 0)
+        [('in', 'in'), ('out', 'out')]
+    """
+    scale = (len(b) - 1) / max(len(a) - 1, 1)
+    middles = [round(place * scale) for place in range(len(a))]
+    return [
+        (x, b[j])
+        for x, middle in zip(a, middles, strict=True)
+        for j in range(max(middle - width, 0), min(middle + width + 1, len(b)))
+    ]
 
 
 def size_of_layer(model: str, name: str, facts: LayerFacts, resizes: bool) -> LayerSize:
@@ -160,7 +180,7 @@ def _size(layer: LayerSize) -> tuple[int, ...]:
 
 
 def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
-    """Return the size at which two layers meet, if they do."""
+    """Return the size of feature maps at which two layers are compared, if there is one."""
     if _size(x) == _size(y):
         return _size(x)
     if x.spectral and AVERAGED not in (x.shape, y.shape):
@@ -173,7 +193,7 @@ def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
 
 
 def _at(layer: LayerSize, size: tuple[int, ...]) -> LayerSize:
-    """Return a layer as it meets others at `size`: averaged down where that was requested."""
+    """Return a layer as it is compared with others at `size`: averaged down where that was requested."""
     if size == _size(layer) or (layer.spectral and (layer.shape != AVERAGED or not size)):
         return layer
     name, share = f"{layer.name}@{'x'.join(map(str, size))}", (math.prod(size), math.prod(layer.space))

@@ -213,7 +213,10 @@ class Call:
             next((side.device for side in sides if is_cuda(side.device)), None) if torch.cuda.is_available() else None
         )
         limit = self.limit if self.limit is not None else memory_limit(self.spec.limit, device)
-        return Study({}, [], limit=limit, chunks=self.spec.chunk_count, seed=int(self.spec.seed), device=device)
+        return Study(
+            {}, [], limit=limit, chunks=self.spec.chunk_count, seed=int(self.spec.seed), tokens=self.spec.tokens,
+            device=device,
+        )  # fmt: skip
 
     def feed(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Feed:
         """Return the data of this call as batches for each side."""
@@ -322,7 +325,7 @@ class Call:
         ]
 
     def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
-        """Let a comparer say of what models and data it is, and what was requested."""
+        """Record in a comparer the models, the data and what was requested."""
         comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
         sources = {id(side.data): side.data for side in sides if side.data is not None}
         data_sets = list(sources.values()) or [self.data]
@@ -374,7 +377,8 @@ class Call:
                 settings[f"shape of {layer}{whose}"] = digest(shape) if callable(shape) else str(shape)
         return settings | {
             "resize": str(bool(spec.resize)), "pairs": self.pairs.words, "chunks": str(spec.chunk_count),
-            "seed": str(spec.seed), "exact_model": str(spec.exact_model), "version": __version__,
+            "seed": str(spec.seed), "tokens": str(spec.tokens), "exact_model": str(spec.exact_model),
+            "version": __version__,
         }  # fmt: skip
 
     def _terms(self, measures: Sequence[Measure], feed: Feed | None) -> dict[str, str]:

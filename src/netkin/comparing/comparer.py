@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 KIND = "statistics"
-FED = ("measures", "layers", "pairs", "shape", "memory", "seed", "errors", "chunks")  # options without running models
+# options without running models
+FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
-STUDY = ("examples", "chunks", "seed")
+STUDY = ("examples", "chunks", "seed", "tokens")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ class Comparer:
         self.spec, self.needs, self.pairs, self.is_loaded = spec, needs_of(measures), pairs, False
         self.record = PassRecord([measure.id for measure in measures], resizes=bool(spec.resize))
         limit = memory_limit(spec.limit)
-        self.study = study or Study({}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed))
+        self.study = study or Study(
+            {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
+        )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
@@ -232,7 +235,7 @@ class Comparer:
         return batch.count
 
     def flush(self) -> None:
-        """Look for NaN and Inf in the latest batch, if that was put off."""
+        """Look for NaN and Inf in the latest batch, if that has not been done yet."""
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
             doubt.settle()
@@ -263,7 +266,7 @@ class Comparer:
         return owners
 
     def _refuse_outgrown(self) -> None:
-        """Refuse to go on where the data give more examples than they said, and these take too much memory."""
+        """Refuse to continue if the data have more examples than their length said, and these take too much memory."""
         self._refuse_more_than(self.examples)
         try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
             self._refuse_more_than(2 * self.examples)

@@ -13,6 +13,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
@@ -53,8 +54,9 @@ class Spec:
     )
     pairs: Any = option(
         "all",
-        "which pairs of layers: all, or corresponding ones, which have the same name.",
-        'that is "all", "corresponding" or a list of (layer, layer).',
+        "which pairs of layers: all, corresponding ones, which have the same name, or band:2, each layer with those at "
+        "its depth and up to two places from it.",
+        'that is "all", "corresponding", "band:K" or a list of (layer, layer).',
     )
     examples: int | None = option(None, "the number of examples after which the pass ends.")
     part: str | tuple[int, int] | None = option(
@@ -79,7 +81,12 @@ class Spec:
     rows: int | None = option(
         None, "number of examples to sample if models would run several times otherwise; the result says so."
     )
-    seed: int = option(0, "random seed for the sample of rows that kernel measures read.")
+    tokens: int | None = option(
+        None,
+        "number of tokens to sample with the shape tokens; by default all, or 4,096 where statistics of all do not fit "
+        "the memory.",
+    )
+    seed: int = option(0, "random seed for samples of tokens, and of the rows that kernel measures read.")
     transforms: Any = option(None, "a function of the inputs, or one for each model.")
     forward: Any = option(None, "a function ``forward(model, batch)``, or one for each model.")
     names: tuple[str, str] = option(("a", "b"), "what the result calls the two.")
@@ -109,6 +116,7 @@ class Spec:
             ("examples", 1, "is a number of examples"),
             ("start", 0, "is the number of the first example"),
             ("rows", 1, "is the size of a sample of the examples"),
+            ("tokens", 4, "is the size of a sample of the tokens"),
         ):
             value = getattr(self, name)
             if value is not None and not _is_whole(value, least):
@@ -189,6 +197,7 @@ class Options(TypedDict, total=False):
     resize: str | None
     memory: float | None
     rows: int | None
+    tokens: int | None
     seed: int
     transforms: Any
     forward: Any
@@ -343,10 +352,10 @@ def parse_part(part: Any) -> tuple[int, int]:
 
 
 def checked_pairs(which: Any) -> Any:
-    """Return which pairs of layers are compared: "all", "corresponding", or a list without repetitions."""
+    """Return which pairs of layers are compared: "all", "corresponding", "band:K", or a list without repetitions."""
     if isinstance(which, str):
-        if which not in ("all", "corresponding"):
-            sentence = f"`pairs` is 'all', 'corresponding' or a list of (layer, layer); got {which!r}."
+        if which not in ("all", "corresponding") and not re.fullmatch(r"band:\d+", which):
+            sentence = f"`pairs` is 'all', 'corresponding', 'band:2' or a list of (layer, layer); got {which!r}."
             raise UnknownName(sentence, argument="pairs", value=which)
         return which
     pairs = list(which) if isinstance(which, Iterable) else [which]

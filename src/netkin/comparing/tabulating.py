@@ -25,6 +25,7 @@ from netkin.settings import exact_products
 from netkin.statistics.collector import READ, Collector, Key
 from netkin.statistics.decompositions import one_thread
 
+FEWEST_SEQUENCES = 20  # from which tokens get standard errors
 INTERRUPTED = "interrupted before this pair was reached"
 AT_ONCE = 400  # pairs that are prepared together, at most
 TOGETHER = 256  # pairs of models that are read together without each chunk in turn
@@ -283,6 +284,13 @@ class Tables:
         """Return the replicates of a table and its chunks, or why it has none, where standard errors are requested."""
         if not self.comparer.study.chunks:
             return {}
+        layers = [layer for model in (self.a, self.b) for layer in self.comparer.layers[model]]
+        if self.comparer.examples < FEWEST_SEQUENCES and any(layer.shape == "tokens" for layer in layers):
+            reason = (
+                f"tokens of one sequence are not independent, and {self.comparer.examples:,} sequences are too few for "
+                f"a standard error; take {FEWEST_SEQUENCES} or more"
+            )
+            return {"error_reasons": dict.fromkeys(self.wanted, reason)}
         has_examples = [size > 0 for size in table.sizes]
         if sum(has_examples) > 1:
             sizes, replicates = tuple(size for size in table.sizes if size), table.replicates[has_examples]

@@ -90,7 +90,7 @@ class Heatmap(PageBlock):
     axes: Sequence[str | Name] = ()
     sides: Sequence[str] = ("", "")  # what rows and columns belong to
     means: Sequence[str] = ()  # what the measure means, and what it cannot see
-    notes: Sequence[Text | Table] = ()
+    notes: Iterable[PageBlock | None] = ()
     table: Values | None = None
     frames: Sequence[Grid] = ()
     step: str = ""  # the step that is shown first
@@ -102,6 +102,9 @@ class Heatmap(PageBlock):
     pairs: Sequence[Sequence[str]] = ()  # of a list, the layers of each row
     numbered: bool = False
     fitted_with: str = ""  # pictures of one such name share their colours
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", _those_given(self.notes))
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,9 @@ def measured(table: Values, grid: Grid, key: str, caption: str, *notes: Text | T
         more: Other fields of the heatmap.
     """
     line = f"{direction(table)} · {range_of(table)} · {table.exactness}"
-    shown = [note for note in notes if note is not None]
     whole = None if grid.listed else table
     return Heatmap(
-        grid, key, caption, title=grid.id, line=line, means=meaning_of(table), notes=shown, table=whole, **more
+        grid, key, caption, title=grid.id, line=line, means=meaning_of(table), notes=notes, table=whole, **more
     )
 
 

@@ -26,9 +26,10 @@ from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import Rows
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
+from netkin.statistics.token_rows import TokenRows
 
 # a pair type names the collectors that can give it
-Moments.collectors = (LayerSpectra, LayerMoments, LinearRows)
+Moments.collectors = (LayerSpectra, LayerMoments, LinearRows, TokenRows)
 Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
 Kernels.collectors = (LayerKernels,)
@@ -62,6 +63,7 @@ __all__ = [
     "Sketch",
     "Spectra",
     "Study",
+    "TokenRows",
     "chunk_of",
     "off_block_share",
     "one_feed",

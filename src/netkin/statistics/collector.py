@@ -77,6 +77,7 @@ class Study:
     chunks: int = 0
     seed: int = 0
     seen: bool = False
+    tokens: int | None = None  # how many tokens are sampled; None for all, where their statistics fit
     device: Any = None  # where the sums are kept
 
     @property

@@ -174,9 +174,14 @@ class LayerRows(RowCollector):
                 owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
             examples = row_examples(places, len(matrix), owner) if self.chunks else None
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
-            if self.cap is not None and layer.held > 2 * self.cap:
+            if self.cap is not None and layer.held > self.cap + self.slack:
                 layer.shrink(self.cap, self.seed)
         self.clear_cache()
+
+    @property
+    def slack(self) -> int:
+        """How many rows beyond the cap are held until those of small hashes are chosen."""
+        return self.cap or 0
 
     @property
     def n(self) -> int:
@@ -193,11 +198,16 @@ class LayerRows(RowCollector):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Any:
         require_pair(a, b, self.names, "rows")
-        samples, x, y = (self.sample(a, without), self.sample(b, without)), self.layers[a], self.layers[b]
+        samples = self.sample(a, without), self.sample(b, without)
+        self.require_alike_rows(a, b)
+        return Rows(*samples)
+
+    def require_alike_rows(self, a: Key, b: Key) -> None:
+        """Refuse two layers whose rows, once put in order, are not those of the same examples."""
+        x, y = self.layers[a], self.layers[b]
         require_as_many_rows(a, x.seen, b, y.seen)
         if not np.array_equal(x.numbers[0], y.numbers[0]):
             raise NoValue(f"the rows of {name_of(a)!r} and {name_of(b)!r} did not pair up batch by batch.")
-        return Rows(*samples)
 
     def sample(self, name: Key, without: int | None = None) -> SampledRows:
         """Return the kept rows of one layer, without those of one chunk."""
@@ -273,7 +283,12 @@ class LinearRows(LayerRows):
         # data of unknown length begin with one batch, and are monitored
         count = n if n is not None else max(layer.examples for layer in sizes)
         item = settings.precision(study).itemsize
-        held = sum(_bytes(settings, layer, layer.rows_of(count), item, study.chunks) for layer in sizes)
+        copies = 2 if study.chunks else 1
+        held = sum(
+            copies * layer.itemsize * layer.rows_of(count) * layer.width
+            + side_bytes(settings, layer, layer.rows_of(count), item)
+            for layer in sizes
+        )
         smaller = {layer.key: min(layer.width, layer.rows_of(count)) for layer in sizes}  # of XᵀX and XXᵀ
         read = study.read_at_once(lambda x, y: smaller[x.key] * smaller[y.key], lambda layer: smaller[layer.key])
         pairs = item * read * settings.matrices
@@ -320,11 +335,9 @@ class LinearRows(LayerRows):
         return super().merge(other)
 
 
-def _bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int, chunks: int) -> int:
-    """Return the bytes of a layer's rows, and of what is kept of it while its pairs are measured."""
+def side_bytes(settings: LinearSettings, layer: LayerSize, n: int, item: int) -> int:
+    """Return the bytes of what is kept of a layer of n rows, beside them, while its pairs are measured."""
     width, twice = layer.width, 2 if settings.uncentred else 1
     if width <= n:
-        sides = twice * n * width + width**2 * (3 if settings.whitens else 1)
-    else:
-        sides = twice * n * n * (4 if settings.whitens else 3 if settings.rotates else 1)
-    return layer.itemsize * n * width * (2 if chunks else 1) + item * sides
+        return item * (twice * n * width + width**2 * (3 if settings.whitens else 1))
+    return item * twice * n * n * (4 if settings.whitens else 3 if settings.rotates else 1)

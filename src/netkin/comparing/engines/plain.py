@@ -28,7 +28,8 @@ FORMS = {  # in which things are given, by the arguments
     "data": "'npz:FILE', 'cifar10:DIR' or 'module:function' (see `netkin list data`)",
     "shape": "'pool'; or put the function into the model",
 }
-COPIED = ("pairs", "examples", "resize", "rows", "seed", "errors", "chunks", "exact_model")  # of a spec, as they are
+# of a spec, as they are
+COPIED = ("pairs", "examples", "resize", "rows", "tokens", "seed", "errors", "chunks", "exact_model")
 OF_ONE_PROCESS = ("part", "start", "partial")
 PlainCall = dict[str, Any]  # values that JSON can hold
 

@@ -11,15 +11,12 @@ import numpy as np
 
 from netkin.errors import InvalidValue, ShapeError
 from netkin.reporting.blocks import (
-    Bars,
     Heatmap,
     Lines,
     Page,
     PageBlock,
     Pictures,
     RankingBlock,
-    Scatter,
-    Tree,
     blocks_of,
 )
 from netkin.reporting.charts import Axis, Chart, Line, StepAxis, axis_up, spread
@@ -32,7 +29,7 @@ from netkin.reporting.figures.drawing import (
     write_figure,
     write_words,
 )
-from netkin.reporting.figures.panels import block_into, chart_into, figure_of
+from netkin.reporting.figures.panels import PANELS, block_into, chart_into, figure_of
 from netkin.reporting.grids import LEVELS
 from netkin.reporting.page import Results, page_of
 from netkin.reporting.words import figure_caption
@@ -145,7 +142,7 @@ def _drawn(page: Page, profile: bool, steps: Sequence[int] | None) -> Iterator[P
             yield from [block] if profile or not block.key.startswith("profile") else []
         elif isinstance(block, Pictures):
             yield from [block] if block.marks else []
-        elif isinstance(block, (Heatmap, Bars, RankingBlock, Tree, Scatter)):
+        elif type(block) in PANELS:
             yield block
 
 

@@ -114,7 +114,7 @@ def _draw_group(part: Any, group: Sequence[Any], columns: int) -> None:
 
 def block_into(ax: Any, block: PageBlock) -> None:
     """Draw a block into axes."""
-    _INTO[type(block)](ax, block)
+    PANELS[type(block)](ax, block)
 
 
 # --- heatmaps ---------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def _group_colours(ax: Any, block: Tree | Scatter) -> list[str]:
     return [f"C{group % 10}" if any(block.groups) else ink_of(ax) for group in block.groups]
 
 
-_INTO: Mapping[type, Callable[[Any, Any], None]] = {
+PANELS: Mapping[type, Callable[[Any, Any], None]] = {
     Heatmap: heatmap_into,
     Lines: lines_into,
     Bars: bars_into,

@@ -185,7 +185,7 @@ def summary_section(comparisons: Sequence[Comparison], summaries: Sequence[Grid]
     figures = [
         Heatmap(
             grid, f"summary {k}", f"{grid.id}, {title.lower()}", title=grid.id, line=grid.note, sides=sides,
-            notes=[note for note in [missing_values(grid, [SAME_MODEL])] if note],
+            notes=[missing_values(grid, [SAME_MODEL])],
             opens=[[places.get((a, b), places.get((b, a))) for b in grid.models or grid.rows]
                    for a in grid.models or grid.rows],
             level="layers" if blocks else "models", numbered=not blocks and len(grid.columns) <= FEW,

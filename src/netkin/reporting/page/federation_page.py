@@ -125,7 +125,7 @@ def _clients(federation: Federation) -> Section:
         heatmap = Heatmap(
             grid, "accuracy of clients", "accuracy: clients in rows, rounds in columns",
             title=Name("Accuracy of each client"), axes=("↓ clients  → rounds",), sides=("clients", "rounds"),
-            notes=[note for note in [missing_values(grid)] if note], table=by_round,
+            notes=[missing_values(grid)], table=by_round,
         )  # fmt: skip
     return Section("The clients", [Section("", [heatmap, table], "cards")])
 

@@ -151,7 +151,7 @@ def _heatmaps(study: SparsityStudy, names: Names) -> Iterator[Heatmap]:
             yield Heatmap(
                 replace(grid, best={}), f"layers {place} {grid.id}", f"{grid.id} in {names[name]}",
                 title=Name(names[name]), line=words, sides=(names[name], names[name]), about=about(comparison),
-                notes=[note for note in [missing_values(grid)] if note], table=comparison.tables[grid.id],
+                notes=[missing_values(grid)], table=comparison.tables[grid.id],
                 fitted_with=comparison.tables[grid.id].quantity.name,
             )  # fmt: skip
 

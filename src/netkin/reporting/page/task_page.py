@@ -146,7 +146,7 @@ def _heatmaps(ways: Ways) -> Section:
             Heatmap(
                 grid, f"accuracy {place}", f"{label}: after which task in rows, on which in columns",
                 title=Name(label), axes=("↓ after task  → on task",), sides=(f"{label}, after task", "on task"),
-                notes=[note for note in [missing_values(grid)] if note], table=table,
+                notes=[missing_values(grid)], table=table,
             )
         )  # fmt: skip
     return Section("Accuracy on each task after each", [Section("", heatmaps, "cards")])
