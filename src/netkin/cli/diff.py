@@ -57,7 +57,7 @@ class Condition(click.ParamType):
         return Check(str(value), found[1], found[2], limit)
 
 
-@command("diff netkin:digits netkin:digits --data digits:test --fail-if 'kl>0.01'")
+@command("diff netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report ab.html")
 @click.argument("a")
 @click.argument("b")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the models on; see `netkin list data`.")

@@ -302,6 +302,13 @@ def test_what_is_left_after_a_block_comes_from_what_follows(net, batch):
     assert found.patched["blocks.2"] == approx(0.0, abs=1e-9)
 
 
+def test_models_of_other_weights_without_blocks_have_no_first():
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2))
+    found = nk.diff(a, b, [torch.randn(9, 6)], progress=False)
+    assert (found.first, found.patched) == (None, {})
+
+
 def test_one_changed_weight_is_a_fault_and_no_design(net, batch):
     found = diff(net, changed(net, lambda one: one.blocks[1].up.weight.mul_(1.1)), batch)
     assert (found.first, found.by_design) == ("blocks.1.up", frozenset())

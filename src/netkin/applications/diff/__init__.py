@@ -233,7 +233,7 @@ def _compared(
         if not found.by_design:
             return found
         blocks = [name for name in blocks_among(found.modules) if name in found.by_design]
-        left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run)
+        left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run) if blocks else {}
         return replace(_with_code_ratios(found, pair, first, reading), patched=left)
 
 
