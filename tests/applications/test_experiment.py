@@ -74,14 +74,6 @@ def test_lent_models_random_states_and_loaders_come_back_unchanged():
     )
 
 
-def test_an_argument_is_for_all_models_or_for_some_by_name():
-    experiment = Experiment(models={"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-    assert experiment.of_each("layers", "0") == {"a": "0", "b": "0"}
-    assert experiment.of_each("layers", {"b": "0"}) == {"a": None, "b": "0"}
-    with pytest.raises(UnknownName, match="`layers` names 'c', which is none of the models a, b"):
-        experiment.of_each("layers", {"c": "0"})
-
-
 def test_models_are_named_by_a_mapping_or_by_their_own_names():
     model = nn.Linear(2, 2)
     assert named_models({"a": model}) == {"a": model}
