@@ -253,6 +253,7 @@ CALLS = (  # whose arguments are options of commands
     nk.compress,
     nk.share_coefficients,
     nk.Recipe,
+    nk.sparsity_study,
 )
 ARGUMENT = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"  # with its sentence, in a docstring
 

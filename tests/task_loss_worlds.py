@@ -18,7 +18,7 @@ def joined(a, layer_a, b, layer_b, data, settings=None, cuts=True):
     settings, pair = settings or TaskLoss(), (layer_a, layer_b)
     found = joints(a, b, next(batches_of(data)), pairs=[pair])
     fit = fit_by_pass(batches_of(data), found)
-    start = Transformation(matched(fit.moments(pair), settings.start), found.meetings[pair], rank=settings.rank)
+    start = Transformation(matched(fit.moments(pair), settings.start), found.adapters[pair], rank=settings.rank)
     return Stitched(a, layer_a, b, layer_b, start.to(next(b.parameters()).dtype), cuts=cuts)
 
 

@@ -1,3 +1,4 @@
+import inspect
 import json
 import os
 import shlex
@@ -12,8 +13,10 @@ import click.testing
 import pytest
 import torch
 
+import netkin as nk
 import netkin as package
 from netkin import progress
+from netkin.applications.stitching import stitch_all
 from netkin.cli import cli, commands
 from netkin.cli.options import GROUPS, HEADINGS
 from netkin.cli.outputs import with_refusals
@@ -269,6 +272,41 @@ def test_help_is_written_in_plain_words(netkin, name):
 def test_every_option_has_a_help_text(name):
     options = [one for one in COMMANDS[name].params if isinstance(one, click.Option)]
     assert [one.opts[0] for one in options if not one.help or not one.help.endswith(".")] == []
+
+
+CALLS = {
+    "compare": nk.compare, "collect": nk.collect, "stitch": stitch_all, "dynamics": nk.dynamics,
+    "recommend": nk.recommend, "classes": nk.class_sensitivity, "compress": nk.compress,
+    "sparsity": nk.sparsity_study, "tasks": nk.compare_tasks, "federate": nk.federate, "continual": nk.learn_tasks,
+    "train": nk.train,
+}  # fmt: skip
+SAME = (
+    "examples",
+    "seed",
+    "errors",
+    "chunks",
+    "device",
+    "shape",
+    "resize",
+    "memory",
+    "layers",
+    "k",
+    "variance",
+    "exact_model",
+)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_option_has_the_default_of_its_keyword_in_python(name):
+    keywords = inspect.signature(CALLS[name]).parameters
+    options = {
+        one.name: one.to_info_dict()["default"] for one in COMMANDS[name].params if isinstance(one, click.Option)
+    }
+    shared = [option for option in SAME if option in options and option in keywords]
+    assert shared
+    for option in shared:
+        default = keywords[option].default
+        assert (options[option] or None) == (None if default is inspect.Parameter.empty else default or None), option
 
 
 PASS = "--data digits:test --examples 40 --layers fc --quiet --json"

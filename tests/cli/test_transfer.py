@@ -314,9 +314,7 @@ def test_one_command_answers_with_a_table_a_file_and_a_page(netkin, weights, tmp
 
 
 def test_the_document_is_json(netkin, weights):
-    result = netkin(
-        f"recommend {weights} --data digits:test --score h_score_regularised --no-errors --examples 0 --json"
-    )
+    result = netkin(f"recommend {weights} --data digits:test --score h_score_regularised --no-errors --json")
     document = json.loads(result.stdout)
     assert document["kind"] == "ranking"
     assert document["examples"] == 360

@@ -1,7 +1,5 @@
 """Mini-batch Gram matrices, sampled rows and counted outputs: their own habits and refusals."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -86,18 +84,6 @@ def test_mini_batches_of_unlike_scale_keep_their_weights(worlds, first, later):
     assert float(minibatch(collector["a", "b"])) == pytest.approx(exact, abs=1e-5)
 
 
-@pytest.mark.parametrize("offset", [0, 100])
-@pytest.mark.parametrize("first", [True, False])
-def test_nan_is_refused_with_the_layer_and_the_count(worlds, offset, first):
-    X, Y = worlds.related(16, 4, 3)
-    collector = grams()
-    if not first:
-        collector.update({"a": X[:8] + offset, "b": Y[:8]})
-    X[9, 1] = math.nan
-    with pytest.raises(InvalidValue, match="layer 'a'.* holds 1 NaN or Inf among 32 values"):
-        collector.update({"a": X[8:] + offset, "b": Y[8:]})
-
-
 def test_too_few_examples_for_one_mini_batch_are_no_value(worlds):
     collector = grams()
     collector.update({"a": worlds.normal(3, 4), "b": worlds.normal(3, 3)})
@@ -118,18 +104,6 @@ def test_grams_refuse_what_they_cannot_use(worlds):
         grams(batch=2)
     with pytest.raises(InvalidValue, match="got batch=0"):
         Grams.of(worlds.normal(8, 2), worlds.normal(8, 2), batch=0)
-    collector = grams(pair_blocks=[(["a"], ["b"]), (["c"], ["b"])])
-    collector.update({name: worlds.normal(8, 2) for name in "abc"})
-    with pytest.raises(UnknownName, match="no layer 'd' in these Gram matrices"):
-        collector["a", "d"]
-    with pytest.raises(NoValue, match="the pair 'a', 'c' was not collected"):
-        collector["a", "c"]
-
-
-def test_a_missing_layer_is_refused_in_grams_and_rows(worlds):
-    for collector in (grams(), LayerRows(["a", "b"])):
-        with pytest.raises(ShapeError, match="lacks rows for 'b'"):
-            collector.update({"a": worlds.normal(8, 2)})
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -162,16 +136,6 @@ def test_layers_with_several_rows_an_example_pair_among_themselves(worlds):
     assert capped["b", "c"].n == 5
     with pytest.raises(NoValue, match="layer 'a' gives 10 rows and layer 'b' 40 for the same examples"):
         capped["a", "b"]
-
-
-def test_rows_refuse_what_they_cannot_use(worlds):
-    collector = LayerRows(["first", "second"])
-    with pytest.raises(InvalidValue, match="layer 'second'.* holds 1 NaN or Inf among 4 values"):
-        collector.update({"first": np.ones((2, 2)), "second": np.array([[1.0, np.nan], [1, 1]])})
-    collector.update({"first": worlds.normal(5, 2), "second": worlds.normal(5, 3)})
-    assert collector.n == 5
-    with pytest.raises(UnknownName, match="no layer 'frist' in these rows; did you mean 'first'\\?"):
-        collector["frist", "second"]
 
 
 def test_counting_goes_on_after_the_indices_that_were_given(worlds):

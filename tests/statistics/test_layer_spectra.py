@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import netkin as nk
-from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, LayerSpectra, Spectra
 
@@ -199,18 +199,6 @@ def test_an_infinite_information_is_refused_with_the_features_of_one_frequency(w
         nk.gaussian_mutual_information(Spectra.of(maps, maps))
 
 
-def test_nan_is_refused_and_leaves_no_trace(worlds):
-    collector, maps = LayerSpectra([(["x"], ["y"])]), worlds.normal(70, 2, 4, 4)
-    collector.update({"x": maps, "y": maps})
-    broken = maps.copy()
-    broken[3, 0, 1, 1] = np.nan
-    with pytest.raises(InvalidValue, match="layer 'y' holds 1 NaN or Inf among 2,240 values"):
-        collector.update({"x": maps, "y": broken})
-    assert collector.n == 70
-    with pytest.raises(InvalidValue, match="`Y` holds 1 NaN or Inf"):
-        Spectra.of(maps, broken)
-
-
 def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
     broken = torch.from_numpy(worlds.normal(70, 2, 4, 4))
     broken[3] = torch.inf
@@ -218,29 +206,6 @@ def test_what_a_device_was_not_waited_for_to_tell_is_refused_on_reading(worlds):
     collector._fold({"x": [broken]}, {})  # as on a GPU, where maps are not looked at before they are read
     with pytest.raises(InvalidValue, match="layer 'x' gave NaN or Inf; fix the model or leave out the examples"):
         collector["x", "x"]
-
-
-def test_other_sizes_between_batches_are_refused(worlds):
-    collector = LayerSpectra([(["x"], ["x"])])
-    collector.update({"x": worlds.normal(3, 2, 8, 8)})
-    with pytest.raises(ShapeError, match="layer 'x' gave 2 channels of 4 × 16 and 2 channels of 8 × 8 before"):
-        collector.update({"x": worlds.normal(3, 2, 4, 16)})
-    assert collector.n == 3
-    with pytest.raises(ShapeError, match="layer 'x' gave 128 features and 2 channels of 8 × 8 before; bring"):
-        collector.update({"x": worlds.normal(3, 128)})
-
-
-def test_what_does_not_belong_together_is_refused(worlds):
-    maps, collector = worlds.normal(5, 2, 8, 8), LayerSpectra([(["x"], ["y"])])
-    with pytest.raises(ShapeError, match="this batch lacks rows for 'y'"):
-        collector.update({"x": maps})
-    collector.update({"x": maps, "y": maps})
-    with pytest.raises(UnknownName, match="no layer 'z' in these spectra"):
-        collector["x", "z"]
-    with pytest.raises(NoValue, match="the pair 'x', 'x' was not collected"):
-        collector["x", "x"]
-    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 and 4"):
-        Spectra.of(maps, maps[:4])
 
 
 def test_sizes_that_do_not_divide_each_other_share_no_frequencies(worlds):
@@ -270,3 +235,15 @@ def test_a_layer_that_begins_to_vary_within_a_fold_is_summed_in_its_new_unit():
     products = np.einsum("nchw,ndhw->cd", X, Y)  # the transform keeps them, summed over its frequencies
     found = pair.cross.sum(0).real / pair.x.scale / pair.y.scale
     assert found.numpy() == pytest.approx(products, rel=1e-9)
+
+
+def test_maps_of_other_examples_or_with_nan_and_maps_of_another_form_are_refused(worlds):
+    maps, collector = worlds.normal(5, 2, 8, 8), LayerSpectra([(["x"], ["x"])])
+    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 and 4"):
+        Spectra.of(maps, maps[:4])
+    with pytest.raises(InvalidValue, match="`Y` holds 1 NaN or Inf"):
+        Spectra.of(maps, np.where(np.arange(maps.size).reshape(maps.shape) == 3, np.nan, maps))
+    collector.update({"x": maps})
+    for other in (worlds.normal(3, 2, 4, 16), worlds.normal(3, 128)):  # of as many numbers
+        with pytest.raises(ShapeError):
+            collector.update({"x": other})

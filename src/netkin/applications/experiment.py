@@ -19,7 +19,7 @@ from torch import nn
 
 from netkin.comparing.sides import on_device
 from netkin.comparing.spec import declarations, option, run_option
-from netkin.errors import InvalidValue, UnknownName, require_at_least
+from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import COMPARE, forms_by_name, state_noted, weights_digest
 from netkin.jobs import Identity, Job, refuse_output
 from netkin.progress import ProgressOption, showing
@@ -130,16 +130,6 @@ class Experiment:
         if not isinstance(self.data, str):
             return self.data
         return sample(load_data(self.data, models=[self.models[name]]), self.examples, seed=self.seed)
-
-    def of_each(self, argument: str, value: Any) -> dict[str, Any]:
-        """Return an argument for each model, which is given once for all or in a mapping from their names."""
-        if not isinstance(value, Mapping):
-            return dict.fromkeys(self.models, value)
-        for name in value:
-            if name not in self.models:
-                sentence = f"`{argument}` names {name!r}, which is none of the models {', '.join(self.models)}."
-                raise UnknownName(sentence, argument=argument, value=name)
-        return {name: value.get(name) for name in self.models}
 
 
 class ExperimentOptions(TypedDict, total=False):

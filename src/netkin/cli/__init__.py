@@ -37,7 +37,7 @@ NAMING_LAYERS = ("--layers", "--layer", "--at", "--into", "--head")
 
 
 class Remembering(Commands):
-    """The group of all commands, that remembers what was typed."""
+    """The group of all commands, which keeps the arguments as typed for the provenance of results."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; what is written to a closed stream is dropped, a full one ends the command in one sentence."""
@@ -54,7 +54,7 @@ class Remembering(Commands):
             sys.exit(REFUSED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments before they are taken apart; from here on stdout takes any character."""
+        """Keep the arguments as typed, before they are parsed; from here on stdout takes any character."""
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="replace")  # which the encoding of a terminal may lack
         if not ctx.resilient_parsing:
@@ -138,7 +138,7 @@ class _Bash(BashComplete):
 
 
 class Words(StringParamType):
-    """A text that a shell completes."""
+    """A text option whose values a shell completes."""
 
     def __init__(self, words: Callable[[str], Iterable[str]]):
         self.words = words
@@ -154,7 +154,7 @@ def device_names(typed: str) -> list[str]:
 
 
 def data_specs(typed: str) -> list[str]:
-    """Return the data sets, or the files that may stand behind one."""
+    """Return the data sets, or the files that can follow the beginning of one."""
     name, kind, place = _split_spec(typed)
     if ":" in kind and not typed.startswith(f"{name}digits"):
         return [f"{name}{kind}{path}" for path in paths(place)]
@@ -165,7 +165,7 @@ def data_specs(typed: str) -> list[str]:
 
 
 def model_specs(typed: str) -> list[str]:
-    """Return the reference networks and files, or the weights that may stand behind one."""
+    """Return the reference networks and files, or the weights that can follow the beginning of one."""
     name, _, place = _split_spec(typed)
     if "@" in typed:
         head, _, weights = typed.partition("@")
@@ -193,13 +193,13 @@ def _split_spec(typed: str) -> tuple[str, str, str]:
 
 
 def registered(kind: str) -> Callable[[str], Iterable[str]]:
-    """Return what completes names of that kind."""
+    """Return a function that completes names of that kind."""
     return lambda typed: KNOWN[kind]
 
 
 COMPLETED = {
     **dict.fromkeys(["measures", "measure", "measures name"], registered("measures")),
-    "device": device_names, "shape": registered("shapes"), "hows": registered("stitching methods"),
+    "device": device_names, "shape": registered("shapes"), "methods": registered("stitching methods"),
     "stitch scores": registered("stitching scores"), "recommend scores": registered("transfer scores"),
     **dict.fromkeys(["data", "test", "public"], data_specs),
     **dict.fromkeys(["a", "b", "more", "model", "models", "other", "against", "tasks tasks"], model_specs),
@@ -208,7 +208,7 @@ COMPLETED = {
 
 
 def with_completion(command: click.Command) -> None:
-    """Let shells complete a command's texts of known kinds."""
+    """Let shells complete those arguments of a command whose values are known."""
     for parameter in command.params:
         found = COMPLETED.get(f"{command.name} {parameter.name}") or COMPLETED.get(str(parameter.name))
         if parameter.type is click.STRING and found:
@@ -224,7 +224,7 @@ for one in COMMANDS:
 
 
 def commands(group: click.Group = cli, before: str = "") -> dict[str, click.Command]:
-    """Return all commands by what is typed for them, such as "compare" and "jobs list"."""
+    """Return all commands by their names on the command line, such as "compare" and "jobs list"."""
     found: dict[str, click.Command] = {}
     for name, one in group.commands.items():
         typed = f"{before}{name}"

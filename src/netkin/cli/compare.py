@@ -135,7 +135,7 @@ def _refuse_rows(rows: int | None) -> None:
 
 
 def _read_statistics(context: click.Context, path: str) -> Comparison:
-    """Return the comparison that is read from statistics; what would concern a pass is refused."""
+    """Return the comparison computed from a file of statistics; options of the pass over the data are refused."""
     for parameter in context.command.get_params(context):
         name = str(parameter.name)
         if name not in READING and is_typed(context, name):
@@ -218,7 +218,7 @@ def open_statistics(path: Path) -> Comparer:
 
 
 def default_measures(statistics: Comparer) -> list[str]:
-    """Return what is read where no measure is named: cka if it was collected for, else all that was."""
+    """Return the measures to compute if none is named: cka if the file serves it, else all it was collected for."""
     collected = [name for need in statistics.needs for name in need.measures]
     return ["cka"] if "cka" in collected else collected
 

@@ -28,7 +28,7 @@ KNOWN = json.loads(files("netkin.cli").joinpath("names.json").read_text(encoding
 
 
 def declared(option: str, more: str = "", of: str = "", **settings: Any) -> Option:
-    """Return an option with its default and its sentence, after which `more` is said.
+    """Return an option with its default and its sentence, followed by `more`.
 
     They are those of the library's function `of`, or without one those that `Spec` or `Run` declares.
     """
@@ -47,7 +47,7 @@ UNITS |= {f"{letter}IB": 1024**i for i, letter in enumerate("KMGT", start=1)}
 
 
 def example(line: str) -> str:
-    """Return the end of a command's help: `line` after `netkin`, which runs as it stands."""
+    """Return the end of a command's help, an example: `netkin` and `line`, which can be copied and run."""
     return f"\b\nExample:\n  netkin {line}\n"
 
 
@@ -64,7 +64,7 @@ HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names
 
 
 def grouped_options(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
-    """Return the options of a command and what its help says of them, by headings."""
+    """Return the options of a command with their help texts, by headings."""
     own = getattr(command, "heading", "") or "Options"
     groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (own, *GROUPS)}
     for option in command.get_params(context):
@@ -93,7 +93,7 @@ class GroupedCommand(click.Command):
 
 
 class Commands(click.Group):
-    """A group of commands whose help has their whole first sentences, which click would cut."""
+    """A group of commands whose help shows their whole first sentences; click would cut them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
@@ -104,7 +104,7 @@ class Commands(click.Group):
 
 
 def command(line: str, group: click.Group | None = None, heading: str = "") -> Callable[[Command], click.Command]:
-    """Return what makes a function a command, with --quiet, whose refusals are one sentence.
+    """Return a decorator that makes a function a command with --quiet, whose refusals are one sentence.
 
     Args:
         line: An example that runs as it stands, with which the help ends; it begins with the command's name.
@@ -141,12 +141,12 @@ def as_bytes(text: str) -> int:
 
 
 def memory_option(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Let click turn the text of an option into bytes."""
+    """Convert the text of a memory option to bytes, as a callback of click."""
     return None if text is None else as_bytes(text)
 
 
 def shape_option(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
-    """Let click turn the texts of --shape into one shape for all layers, or a mapping from names and globs of layers.
+    """Convert the texts of --shape to one shape for all layers, or to a mapping from names and globs of layers.
 
     Example:
         >>> shape_option(None, None, ["encoder.*=cls", "pool"]), shape_option(None, None, ["mean"])
@@ -166,7 +166,7 @@ def _silence(context: click.Context, parameter: click.Parameter, quiet: bool) ->
 
 
 def _for_ray(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuse options of a cluster without one."""
+    """Refuse the options of a Ray cluster without --engine ray."""
     if is_typed(context, str(parameter.name)) and context.params["engine"] != "ray":
         raise click.UsageError(f"{parameter.opts[0]} needs --engine ray.")
     return value
@@ -298,7 +298,7 @@ _SKETCHING = (
 
 
 def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
-    """Give a command all options that say what is compared and how."""
+    """Give a command all options of a comparison."""
     return with_options(
         command,
         _data(needs_data),
@@ -313,7 +313,7 @@ def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
 
 
 def engine_options(command: Command, *, but: str = "") -> Command:
-    """Give a command the options that say who does the work; `but` is an engine that it does not have."""
+    """Give a command the options of engines; `but` is an engine that the command does not support."""
     known = [name for name in KNOWN["engines"] if name != but]
     engine = click.option(
         "--engine",
@@ -327,7 +327,7 @@ def engine_options(command: Command, *, but: str = "") -> Command:
 
 
 def collecting_options(command: Command) -> Command:
-    """Give a command the options of a pass whose statistics are kept; without a measure all linear ones are served."""
+    """Give a command the options of a pass whose statistics are saved; without a measure they serve all linear ones."""
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
@@ -335,7 +335,7 @@ def collecting_options(command: Command) -> Command:
 
 
 def task_options(command: Command) -> Command:
-    """Give a command the options of sketches that are made of each task by itself."""
+    """Give a command the options of sketches, one of each task."""
     text = "Measures of sketches; by default sketched_cka and sketched_cka_by_buckets, or those of the STATISTICS file."
     shared = [one for one in _COMPARING if one is not _RESIZE]
     return with_options(command, _measures([], text), LAYERS, *shared, *_SKETCHING, _EXACT, TRANSFORM)
@@ -349,7 +349,7 @@ def following_options(command: Command) -> Command:
 def result_options(
     stem: str, saved: str | None = "the comparison", drawn: str = "the tables", more: str = ""
 ) -> Option:
-    """Return what gives a command the options by which a result is written and printed; see `OutputFiles.of`.
+    """Return a decorator that adds the options for writing and printing a result; see `OutputFiles.of`.
 
     Args:
         stem: How the names of files begin in the help.
@@ -421,5 +421,5 @@ def _as_value(text: str) -> Any:
 
 
 def is_typed(context: click.Context, name: str) -> bool:
-    """Return whether a parameter stood on the command line, and is not just its default."""
+    """Return whether a parameter was typed on the command line, and does not just have its default."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -61,7 +61,7 @@ class OutputFiles:
 
     @classmethod
     def of(cls, options: dict[str, Any], is_job: bool = False) -> OutputFiles:
-        """Take the options of `result_options` out of all options; a file that must not be written is refused."""
+        """Remove the options of `result_options` from `options`, and refuse files that must not be written."""
         made = cls(options.pop("overwrite"), options.get("engine", "local"), is_job)
         made.json = options.pop("json")
         made.save, made.page, made.figure, made.csv = (
@@ -76,7 +76,7 @@ class OutputFiles:
     def deliver(
         self, result: Any, save: Callable[..., Any] | None = None, text: Callable[[], str] | None = None
     ) -> None:
-        """Write a result to the files that were requested, print it, and say what could not be written.
+        """Write a result to the requested files, print it, and report what could not be written.
 
         Args:
             result: What is drawn and printed.
@@ -98,7 +98,7 @@ class OutputFiles:
             click.echo(f"saved to {path}", err=True)
 
     def check(self, option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
-        """Refuse a place where a result can't or should not be written, or that has none of the endings, if any."""
+        """Refuse a path that can't or should not be written to, or whose name has none of the `endings`, if given."""
         if path is None or not self.writes:
             return
         from netkin import files, jobs
@@ -122,7 +122,7 @@ class OutputFiles:
         self.places[option] = path
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
-        """Write a file if it is requested, and say so on stderr; what fails waits until the numbers are shown."""
+        """Write a file if it is requested, and say so on stderr; a failure is reported after the numbers are shown."""
         if path is None or not self.writes:
             return
         try:
@@ -134,7 +134,7 @@ class OutputFiles:
             click.echo(said, err=True)
 
     def draw(self, result: Any) -> None:
-        """Write the pictures that were requested; before the result is printed, whose reader may stop (`| head`)."""
+        """Write the requested pages and figures, before the result is printed, whose reader may stop (`| head`)."""
         from netkin.reporting import plot, report
 
         title = click.get_current_context().meta.get(TITLE)
@@ -228,7 +228,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
 def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with its refusals as one sentence on stderr and exit code 1; Ctrl-C gives 130.
 
-    What the work itself could not save is said in the same way, after the numbers.
+    What the work itself could not save is reported in the same way, after the numbers.
     """
 
     @functools.wraps(command)
@@ -257,7 +257,7 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
-    """End the command by what went wrong, and what could not be saved, in one line."""
+    """End the command with one line: what went wrong, and what could not be saved."""
     if click.get_current_context().find_root().params.get("debug"):
         click.echo("".join(traceback.format_exception(error)), err=True)
     sentence, model = str(error), getattr(error, "model", None)
@@ -272,7 +272,7 @@ def _leave_refused(error: Exception, unsaved: Sequence[str]) -> None:
 
 @contextmanager
 def _collecting(unsaved: list[str], context: click.Context | None) -> Iterator[None]:
-    """Inside the `with`, what the library warns that it could not save is put into a list, which the context gets."""
+    """Inside the `with`, collect the library's warnings about files that it could not save."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UnsavedWarning)
         shown = warnings.showwarning
@@ -290,7 +290,7 @@ def _collecting(unsaved: list[str], context: click.Context | None) -> Iterator[N
 
 
 def _command_line() -> str:
-    """Return what was typed, as results remember it."""
+    """Return the command line as typed, for the provenance of results."""
     context = click.get_current_context(silent=True)
     typed = context.meta.get(ARGUMENTS) if context else None
     return f"netkin {shlex.join(map(readable, typed))}" if typed else ""
@@ -302,7 +302,7 @@ def _leave(sentence: str, code: int) -> None:
 
 
 def option_of(argument: str | None) -> str:
-    """Return the option of the running command that gives an argument of the library; "" where it has none."""
+    """Return the option of the running command for an argument of the library; "" if it has none."""
     context = click.get_current_context(silent=True)
     if context is None or argument is None:
         return ""

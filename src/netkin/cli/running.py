@@ -25,7 +25,7 @@ MODELS = "netkin.models"  # that a command has loaded
 
 
 class Destination(NamedTuple):
-    """Where a result goes, beside which a cluster keeps finished parts, and whether that starts again."""
+    """The file of a result, beside which a cluster keeps finished parts, and whether to start again."""
 
     result: Path | None
     overwrite: bool
@@ -37,7 +37,7 @@ def call_library(
     options: dict[str, Any],
     place: Destination | None = None,
 ) -> Result:
-    """Return what `function` of the library makes of one or two models, the data and the options that were named."""
+    """Call `function` of the library with one or two models, the data and the options, all given by name."""
     specs, names = list(models.values()), list(models)
     given = options.pop("transforms")
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
@@ -56,7 +56,7 @@ def call_for_many(
     options: dict[str, Any],
     place: Destination | None = None,
 ) -> Result:
-    """Return what `function` of the library makes of several models, which it loads when their turn comes."""
+    """Call `function` of the library with several models, each of which it loads when it is needed."""
     specs = list(models.values())
     given = options.pop("transforms")
     options["transforms"] = functions_of(given, len(specs))
@@ -70,7 +70,7 @@ def call_for_many(
 
 
 def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
-    """Refuse what is misspelt, a measure, a device or a model, before data are loaded, which may take long."""
+    """Refuse misspelt measures, devices and models before the data are loaded, which may take long."""
     from netkin.comparing.comparer import measures_of
     from netkin.sources.models import refuse_unknown_model
 
@@ -83,7 +83,7 @@ def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> No
 
 
 def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
-    """Return the data, as `specs` take them, and leave in `options` the engine, measures and layers for the library."""
+    """Return the data for the models `specs`, and put the engine and the measures into `options` for the library."""
     data, batch_size, balanced = (options.pop(name) for name in ("data", "batch_size", "balanced"))
     address, gpus = options.pop("address", None), options.pop("gpus", 1.0)
     options["measures"] = list(options["measures"]) or None
@@ -97,7 +97,7 @@ def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | 
 
 
 def runs_elsewhere(options: Mapping[str, Any]) -> bool:
-    """Return whether an engine loads models and data itself, where they are used."""
+    """Return whether the engine loads models and data itself, on the machines where they are used."""
     return not isinstance(options.get("engine", "local"), str)
 
 
@@ -134,7 +134,7 @@ def load_models(specs: Sequence[str]) -> list[nn.Module]:
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
-    """Say on stderr which models have random weights, where a result does not carry that."""
+    """Warn on stderr of models with random weights, for results that don't have a caveat about them."""
     from netkin.sources.weights import remark_on
 
     for remark in filter(None, map(remark_on, models)):
@@ -149,7 +149,7 @@ def load_batches(
     balanced: bool = False,
     models: Sequence[str] = (),
 ) -> Batches | Borrowed:
-    """Return the data that `spec` names, as its `models` take them, or a sample of so many of its examples."""
+    """Return the data that `spec` names, prepared for the `models`, or a sample of them."""
     from netkin.sources import load_data
     from netkin.sources.batches import sample
 
@@ -163,7 +163,7 @@ def _refuse_balanced(balanced: bool, examples: int | None) -> None:
 
 
 def resume_hint(save: Path | None) -> str:
-    """Say what an interrupted command leaves behind; empty where it left nothing."""
+    """Return a sentence on what an interrupted command has kept; empty if it kept nothing."""
     from netkin.jobs import read
 
     try:
@@ -179,7 +179,7 @@ def resume_hint(save: Path | None) -> str:
 
 @contextmanager
 def with_resume_hint(save: Path | None) -> Iterator[None]:
-    """Inside the `with`, Ctrl-C says what is left behind."""
+    """Inside the `with`, the message after Ctrl-C says what is kept."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -210,7 +210,7 @@ def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, s
 
 
 def readable(typed: str) -> str:
-    """Return what was typed as text that can be saved: what is no UTF-8 in a path is replaced."""
+    """Return a typed text in a form that can be saved: bytes of a path that are not UTF-8 are replaced."""
     return os.fsencode(typed).decode("utf-8", "replace")
 
 
@@ -222,7 +222,7 @@ def refuse_names(given: Sequence[str], count: int) -> None:
 
 
 def _split_name(typed: str) -> tuple[str, str]:
-    """Return the name in NAME=MODEL, empty if there is none, and the model."""
+    """Split NAME=MODEL into the name, empty if there is none, and the model."""
     found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", typed)
     return (found[1], found[2]) if found else ("", typed)
 
@@ -260,7 +260,7 @@ def functions_of(specs: Sequence[str], models: int) -> Any:
 
 
 def one_or_each(given: Sequence[Any]) -> Any:
-    """Return what is given once for all models, or as a list for each."""
+    """Return the only item, for all models, or a list with one for each; None if there are none."""
     return list(given) if len(given) > 1 else next(iter(given), None)
 
 
@@ -287,7 +287,7 @@ def devices() -> list[str]:
 
 
 def remember(model: nn.Module) -> nn.Module:
-    """Return a model, after it is noted among those that this command has loaded."""
+    """Note a model among those that this command has loaded, and return it."""
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta.setdefault(MODELS, []).append(model)

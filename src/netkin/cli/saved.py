@@ -76,7 +76,7 @@ def _describe(file: Path, header: Mapping[str, Any], arrays: Mapping[str, tuple[
 
 
 def _describe_many(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the comparisons of a series hold together: their pairs and all that they were made of and by."""
+    """Return the facts that the comparisons of a series share: pairs, measures, data and versions."""
     if header.get("kind") != "series":
         return {}
     comparisons = [_mapped(comparison) for comparison in _listed(header.get("comparisons"))]
@@ -109,7 +109,7 @@ def _shorten(value: Any) -> str:
 
 
 def _entry(name: Any, value: Any) -> str:
-    """Return a name with its value, where that is a text or a number.
+    """Return a name with its value if that is a text or a number, else the name.
 
     Example:
         >>> _entry("relu1", "pool"), _entry("accuracy", 0.97222), _entry("tables", [])
@@ -156,7 +156,7 @@ def report(files: tuple[Path, ...], out: Path | None, overwrite: bool, json: boo
 
 
 def _join(files: Sequence[Path], saved: list[Any]) -> list[Any]:
-    """Return what several files hold for one page: all about tasks, or comparisons, of which a file may hold many."""
+    """Return the results of several files for one page: all of tasks, or comparisons, of which a file may hold many."""
     from netkin.results import Comparison, Comparisons, TaskAccuracies, TaskEnsembles
 
     if all(isinstance(result, (TaskAccuracies, TaskEnsembles)) for result in saved):

@@ -15,6 +15,7 @@ from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, war
 from netkin.cli.options import (
     COUNT,
     DEVICE,
+    EXAMPLES,
     KNOWN,
     NAMES,
     TRANSFORM,
@@ -55,14 +56,7 @@ TASK2VEC = "samples independent"
     help="Transferability score; can be repeated. The first decides the rank; by default h_score_regularised, with "
     f"linear_probe beside it. Scores: {', '.join(KNOWN['transfer scores'])}.",
 )
-@click.option(
-    "--examples",
-    type=click.IntRange(min=0),
-    default=2_000,
-    show_default=True,
-    metavar="N",
-    help="Number of examples to use, sampled from all of --data with --seed; 0 for all.",
-)
+@EXAMPLES
 @declared("errors", of="recommend")
 @declared("chunks", of="recommend", type=click.IntRange(min=2), metavar="K")
 @click.option("--layer", metavar="NAME", help="Layer whose outputs are the features; by default the last but one.")
@@ -94,7 +88,7 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
         data,
         score=first,
         scores=others if first else None,
-        examples=options["examples"] or None,
+        examples=options["examples"],
         errors=options["errors"],
         chunks=options["chunks"],
         layers=options["layer"],

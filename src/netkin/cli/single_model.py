@@ -152,7 +152,7 @@ def _compress(model: str, layers: tuple[str, ...], data: str, test: str | None, 
     metavar="PATTERN",
     help="Layers to analyse, by name, glob or type; by default all. Can be repeated.",
 )
-@click.option("--costs", is_flag=True, help="Measure the run time of linear layers in PyTorch's sparse formats.")
+@declared("costs", of="sparsity_study")
 @SHAPE
 @EXAMPLES
 @BALANCED
@@ -177,19 +177,15 @@ def _study(
 ) -> SparsityStudy:  # fmt: skip
     """Load what was named and call the library."""
     from netkin.applications.sparsity import sparsity_study
-    from netkin.representations.layers import refuse_lazy
 
     require_device(device)
     specs = list(named.values())
     models = load_models(specs)
     tell_random_weights(models)
-    for one in models:
-        refuse_lazy(one)
-        one.to(device or "cpu")
     batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
     lists = ("epsilons", "relative", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
-    return sparsity_study(dict(zip(named, models, strict=True)), batches, **given)
+    return sparsity_study(dict(zip(named, models, strict=True)), batches, device=device, **given)
 
 
 @command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")

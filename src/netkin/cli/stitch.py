@@ -79,7 +79,7 @@ MOST = 6  # warnings shown
 )
 @click.option(
     "--method",
-    "hows",
+    "methods",
     multiple=True,
     default=["least_squares"],
     show_default=True,
@@ -128,7 +128,7 @@ def stitch(
         raise click.UsageError(
             "two models are needed, and one was given; to stitch a model with itself, name it twice."
         )
-    if map_file and (len(named), len(at), len(options["hows"])) != (2, 1, 1):
+    if map_file and (len(named), len(at), len(options["methods"])) != (2, 1, 1):
         raise click.UsageError("--map writes one stitch: of two models, at one --at, by one --method.")
     made: list[Stitch] = []
     layers = _layers(options.pop("layers"), list(named))
@@ -223,7 +223,7 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
-    several = {name: list(options.pop(name)) for name in ("hows", "measures", "scores")}
+    several = {name: list(options.pop(name)) for name in ("methods", "measures", "scores")}
     return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
 
 

@@ -34,7 +34,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: commands read the declarations of options, and start without torch."""
+    """Import a name when it is first used: commands read the declarations of options, and start without torch."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -180,7 +180,7 @@ def _size(layer: LayerSize) -> tuple[int, ...]:
 
 
 def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
-    """Return the size at which two layers meet, if they do."""
+    """Return the size of feature maps at which two layers are compared, if there is one."""
     if _size(x) == _size(y):
         return _size(x)
     if x.spectral and AVERAGED not in (x.shape, y.shape):
@@ -193,7 +193,7 @@ def _common(x: LayerSize, y: LayerSize) -> tuple[int, ...] | None:
 
 
 def _at(layer: LayerSize, size: tuple[int, ...]) -> LayerSize:
-    """Return a layer as it meets others at `size`: averaged down where that was requested."""
+    """Return a layer as it is compared with others at `size`: averaged down where that was requested."""
     if size == _size(layer) or (layer.spectral and (layer.shape != AVERAGED or not size)):
         return layer
     name, share = f"{layer.name}@{'x'.join(map(str, size))}", (math.prod(size), math.prod(layer.space))

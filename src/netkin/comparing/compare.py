@@ -325,7 +325,7 @@ class Call:
         ]
 
     def _describe(self, comparer: Comparer, sides: Sequence[Side]) -> None:
-        """Let a comparer say of what models and data it is, and what was requested."""
+        """Record in a comparer the models, the data and what was requested."""
         comparer.finish({side.name: side.origin for side in sides}, {side.name: side.left_out for side in sides})
         sources = {id(side.data): side.data for side in sides if side.data is not None}
         data_sets = list(sources.values()) or [self.data]

@@ -235,7 +235,7 @@ class Comparer:
         return batch.count
 
     def flush(self) -> None:
-        """Look for NaN and Inf in the latest batch, if that was put off."""
+        """Look for NaN and Inf in the latest batch, if that has not been done yet."""
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
             doubt.settle()
@@ -266,7 +266,7 @@ class Comparer:
         return owners
 
     def _refuse_outgrown(self) -> None:
-        """Refuse to go on where the data give more examples than they said, and these take too much memory."""
+        """Refuse to continue if the data have more examples than their length said, and these take too much memory."""
         self._refuse_more_than(self.examples)
         try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
             self._refuse_more_than(2 * self.examples)

@@ -109,7 +109,7 @@ def explain_many(
     measures: Measures = ("cka",),
     **options: Unpack[Options],
 ) -> ManyPlan:
-    """Return how `compare_many` would go about the same arguments: passes and bytes, before anything starts.
+    """Return the plan of `compare_many` with the same arguments: passes and bytes, before anything starts.
 
     A few examples of the first batch are run through one model of each architecture.
 
@@ -158,7 +158,7 @@ class ModelBlock:
 
 @dataclass(frozen=True)
 class PairsWay:
-    """The way through all pairs: its blocks, and what it takes.
+    """How all pairs are split into passes: the blocks of models, and their cost.
 
     Args:
         blocks: one for each pass.

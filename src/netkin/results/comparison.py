@@ -129,7 +129,7 @@ class Comparison(Result):
         return optional("xarray").Dataset(arrays, attrs=facts)
 
     def _matching(self, measure: str) -> list[Values]:
-        """Return the table of that id, else all that fit what is asked."""
+        """Return the table with that id, else all tables that match."""
         if measure in self.tables:
             return [self.tables[measure]]
         return [table for table in self.tables.values() if fits(measure, table.id, table.quantity.parameters)]

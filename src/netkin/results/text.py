@@ -190,7 +190,7 @@ def _layer_lines(series: Series, measure: str, width: int) -> Iterator[str]:
 
 
 def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
-    """Yield when each layer is there, for a similarity that ends at 1; a distance has no such mark of its own."""
+    """Yield when each layer reaches the thresholds, for a similarity that ends at 1; distances have no common ones."""
     marks = series.marks(measure)
     if not marks:
         return
@@ -206,7 +206,7 @@ def _arrivals(series: Series, measure: str, width: int) -> Iterator[str]:
 
 
 def _trends(series: Series, marks: Sequence[float], measure: str) -> dict[str, list[float]]:
-    """Return what is said of the order of layers, with the thresholds of which it is true."""
+    """Return the sentences on the order of layers, with the thresholds for which they hold."""
     thresholds: dict[str, list[float]] = {}
     for threshold in marks:
         try:
@@ -374,6 +374,8 @@ def _numbered(rows: Sequence[str], columns: Sequence[str], entries: list[list[st
         yield from [] if labels == whole else [wrapped(f"rows: {', '.join(_listed(rows))}", width)]
         return
     count, room = len(columns), max((width - max(map(len, labels))) // cell, 1)
+    if room < count and fits_width(labels, [str(place) for place in range(1, count + 1)], entries, width):
+        cell, room = 0, count  # each column as wide as its own cells
     last = count if room >= count else max(room - 1, 1) // 2
     first = 0 if room >= count else max(room - 1, 1) - last
     places = [*range(first), *range(count - last, count)]

@@ -77,7 +77,7 @@ class Batches:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Borrowed:
-    """Batches that a user's function made; what can be walked through only once is made `again` each time."""
+    """Batches from a user's function; if they can be iterated only once, `again` makes them anew each time."""
 
     name: str
     batches: Iterable[Any]
@@ -117,7 +117,7 @@ def class_names(data: Any) -> tuple[str, ...]:
 
 
 def as_they_are(examples: Tensor) -> Tensor:
-    """Return `examples`, which need nothing done to them."""
+    """Return `examples` unchanged."""
     return examples
 
 

@@ -25,7 +25,7 @@ __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
 @dataclass(frozen=True)
 class DataSource:
-    """One kind of data: what it is, where it is looked for, and what to type."""
+    """One kind of data: what it is, where its files are expected, and how it is written on the command line."""
 
     name: str
     what: str
@@ -200,7 +200,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
 
 
 def refuse_characters(data: Any, models: Sequence[Any]) -> None:
-    """Refuse to feed characters to models that are named as those of a Hugging Face folder, which take tokens."""
+    """Refuse to feed characters to Hugging Face models, which take tokens."""
     named = next((model for model in models if isinstance(model, str) and model.startswith("hf:")), None)
     if named is not None and isinstance(data, Batches) and data.are_characters:
         raise SourceError(
@@ -210,7 +210,7 @@ def refuse_characters(data: Any, models: Sequence[Any]) -> None:
 
 
 def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[Any]) -> dict[str, str]:
-    """Return the option by which text or images become what Hugging Face models expect, where none is given."""
+    """Return the tokenizer or image processor that Hugging Face models expect, as an option, if none is given."""
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
     if not option or option in options or "normalise" in options:
         return {}

@@ -63,7 +63,7 @@ def load_exported(path: Path) -> nn.Module:
 
 
 def _give_types_back(model: nn.Module) -> None:
-    """Let modules bear the names of the types they had, and containers be containers, by which layers are found."""
+    """Give modules the names of their original types, and containers their kind, by which layers are found."""
     kinds: dict[str, type[nn.Module]] = {}
     for module in list(model.modules()):
         name, kind = getattr(module, "_ty", None), type(module)

@@ -64,7 +64,7 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
 
 
 def refuse_unknown_model(spec: str) -> None:
-    """Refuse a name that stands for no model, as far as that is seen without loading it."""
+    """Refuse a name of no model, as far as this can be seen without loading it."""
     with refusing_unreadable(spec):
         builder, _, weights = spec.partition("@")
         if spec.startswith("hf:") and spec != "hf:":

@@ -61,7 +61,7 @@ def typed_options(function: Callable[..., Any], options: Mapping[str, Any], name
 
 
 def find_function(spec: str, known: Iterable[str] = ()) -> Callable[[], Any]:
-    """Return the function that `spec` names; `known` are the prefixes that mean something else."""
+    """Return the function that `spec` names; `known` are prefixes with another meaning."""
     module_name, _, name = spec.partition(":")
     with current_directory_importable():
         module = _module(module_name, spec, list(known))
@@ -255,12 +255,12 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 class Refused(Exception):
-    """What a file holds, or asks for, that is not read: `reading` makes a refusal of it that names the file."""
+    """Raised for contents of a file that are not read; `reading` turns it into a refusal that names the file."""
 
 
 @contextmanager
 def reading(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside the `with`, where the file at `path` is read, into one refusal.
+    """Turn any error inside the `with`, where the file at `path` is read, into one refusal.
 
     Its bytes may be anything, and so may be the error.
     """
@@ -286,7 +286,7 @@ def unreadable(path: Path, error: OSError) -> str:
 
 @contextmanager
 def refusing_unreadable(place: str) -> Iterator[None]:
-    """Turn what the system does not let us read inside the `with` into a refusal that names it."""
+    """Turn errors of the operating system inside the `with` into a refusal that names the file."""
     try:
         yield
     except OSError as error:

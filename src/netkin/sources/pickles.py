@@ -161,7 +161,7 @@ class _Array(StandIn):
 
 
 def _array_name(module: str, name: str) -> Any:
-    """Return what stands for one of the few names of NumPy that CIFAR's files call; any other is refused."""
+    """Return a placeholder for one of the few names of NumPy that CIFAR's files call; any other is refused."""
     known: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): StandIn,
         ("numpy", "dtype"): _Dtype,
@@ -203,7 +203,7 @@ def _torch_name(module: str, name: str) -> Any:
 
 
 class _Call(StandIn):
-    """A name of torch, and what comes of calling it."""
+    """A name of torch, and what a call of it returns."""
 
     def __init__(self, name: str) -> None:
         self.name = name

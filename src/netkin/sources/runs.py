@@ -39,7 +39,7 @@ Source = Path | Mapping[str, Tensor] | nn.Module
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was given for one step: a file, a folder, a state dict or the model itself."""
+    """The checkpoint of one step: a file, a folder, a state dict or the model itself."""
 
     step: int
     source: Source

@@ -226,8 +226,7 @@ class Loop:
                 hook.after_step(self.model, step)
 
     def _finish_epoch(self) -> None:
-        record: Record = {"epoch": self.epoch + 1, "step": self.step, "loss": torch.stack(self.losses).mean().item()}
-        require_finite(record, self.recipe)
+        record = epoch_record(self.epoch + 1, self.step, self.losses, self.recipe)
         self.history.append(record | (self.evaluate() if self.evaluate else {}) | {"seconds": self.seconds})
         self.seconds, self.losses = 0.0, []
         for hook in self.hooks:
@@ -338,13 +337,15 @@ def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def require_finite(record: Record, recipe: Recipe) -> None:
-    """Refuse to go on from a loss that is no number."""
-    if not abs(record["loss"]) < float("inf"):
+def epoch_record(epoch: int, step: int, losses: Sequence[Tensor], recipe: Recipe) -> Record:
+    """Return the record of an epoch that ended with a step; a mean loss that is no number ends the training."""
+    loss = torch.stack(list(losses)).mean().item()
+    if not abs(loss) < float("inf"):
         raise ForwardError(
-            f"the mean loss of epoch {record['epoch']} is {record['loss']}, up to step {record['step']:,}; take a "
-            f"smaller `rate` than {recipe.rate:g}, a `warmup` or a `clip`."
+            f"the mean loss of epoch {epoch} is {loss}, up to step {step:,}; take a smaller `rate` than "
+            f"{recipe.rate:g}, a `warmup` or a `clip`."
         )
+    return {"epoch": epoch, "step": step, "loss": loss}
 
 
 @torch.no_grad()

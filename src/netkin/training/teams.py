@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from netkin.representations.inputs import device_of, dtype_of, outputs_of
 from netkin.settings import called_with
 from netkin.training.example_order import Arrays, Pick, augmented, with_margin
-from netkin.training.loop import Loss, autocasting, require_finite
+from netkin.training.loop import Loss, autocasting, epoch_record
 from netkin.training.recipe import Recipe, Record
 
 EPS, BETAS = 1e-8, (0.9, 0.999)  # torch's defaults of Adam
@@ -65,9 +65,7 @@ class Student:
         return not self._losses
 
     def _finish_epoch(self) -> None:
-        mean = torch.stack(self._losses).mean().item()
-        record: Record = {"epoch": len(self.history) + 1, "step": self.step, "loss": mean}
-        require_finite(record, self.recipe)
+        record = epoch_record(len(self.history) + 1, self.step, self._losses, self.recipe)
         self.history.append(record | {"seconds": self.seconds})
         self._losses, self.seconds = [], 0.0
 

@@ -261,8 +261,8 @@ def test_the_similarity_is_of_what_is_asked_for_as_one_example():
 
 def test_what_a_study_cannot_read_is_refused_before_the_data_are_read():
     for models, words in [
-        ({}, "no networks to study"),
-        ([net()], "by name, as {'before': a, 'after': b}; got a list"),
+        ({}, "`models` holds no model; give at least one"),
+        (3, "must be a mapping from names to models, or a list; got one int"),
         ({"sparsity": net()}, "call the network something else"),
     ]:
         with pytest.raises(InvalidValue, match=words):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import netkin as nk
-from netkin.applications.stitching.joining import End
+from netkin.applications.stitching.joining import LayerOutput
 from netkin.applications.stitching.training import Sampling, TaskLoss, cka_rows, objective, portion, sample_scores
 from netkin.errors import ShapeError
 from task_loss_worlds import convnet, images, joined, trained_from, two_perceptrons, two_taggers
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")
 
 def test_a_row_is_a_place_or_a_whole_map():
     maps = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    end = End("maps", 3, (2, 2))
+    end = LayerOutput("maps", 3, (2, 2))
     torch.testing.assert_close(cka_rows(maps, None, end, "places"), nk.positions(maps))
     torch.testing.assert_close(cka_rows(maps, None, end, "examples"), maps.flatten(1))
 
 
 def test_padding_counts_as_zero_in_whole_sequences():
     tokens, mask = torch.ones(2, 3, 2), torch.tensor([[True, True, False], [True, False, False]])
-    rows = cka_rows(tokens, mask, End("tokens", 2, tokens=3), "examples")
+    rows = cka_rows(tokens, mask, LayerOutput("tokens", 2, tokens=3), "examples")
     assert rows.tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
 
 

@@ -249,7 +249,7 @@ def test_an_explained_sweep_takes_as_many_forward_passes_as_were_announced(kind,
     b = a if case == "one" else b
     shape = IMAGES if kind is Maps else (5,)
     data, runs = labelled(b, *shape), Counter()
-    options = {"layers": ["mid", "out"], "hows": ["least_squares", "procrustes"]}
+    options = {"layers": ["mid", "out"], "methods": ["least_squares", "procrustes"]}
     for model in dict.fromkeys((a, b)):
         model.front = Counted(model.front, runs)
     if case == "saved":
@@ -260,7 +260,7 @@ def test_an_explained_sweep_takes_as_many_forward_passes_as_were_announced(kind,
         case, (data, data[:2])
     )
     if case == "trained":  # whose training itself runs on 39 examples and is not counted
-        options["hows"], given = ["task_loss(epochs=1)", "ridge"], ([(x[:39], y[:39]) for x, y in data], data[:2])
+        options["methods"], given = ["task_loss(epochs=1)", "ridge"], ([(x[:39], y[:39]) for x, y in data], data[:2])
     plan = nk.explain_stitch(a, b, *given, **options)
     runs.clear()
     nk.stitch_all(a, b, *given, **options)

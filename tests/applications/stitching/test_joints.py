@@ -32,7 +32,7 @@ def test_one_layer_that_depends_on_the_batch_is_a_hole_and_the_others_are_stitch
     reason = "layer 'norm' of 'a' gives other values for an example when other examples are in its batch, or by chance"
     found = joints(a, b, data[0])
     assert str(found.refused["norm", "norm"]).startswith(reason)
-    assert list(found.meetings) == [("one", "one"), ("two", "two"), ("out", "out")]
+    assert list(found.adapters) == [("one", "one"), ("two", "two"), ("out", "out")]
     sweep = nk.stitch_all(a, b, data, data)
     assert sweep[LEAST].missing["norm", "norm"].startswith(reason)
     assert 0 <= sweep[LEAST]["two", "two"] <= 1
@@ -46,7 +46,7 @@ def test_a_second_model_that_depends_on_the_batch_makes_all_holes():
 
     a, b = built(lambda: nn.Sequential(nn.Linear(5, 6))), built(net, seed=1)
     found = joints(a, b, drawn(9, 5), pairs="all")
-    assert not found.meetings
+    assert not found.adapters
     assert str(found.refused["0", "0"]).startswith(
         "'b' gives other answers for an example when other examples are in its"
     )

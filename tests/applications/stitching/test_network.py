@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from netkin.applications.stitching.joining import End, Meeting
+from netkin.applications.stitching.joining import Adapter, LayerOutput
 from netkin.applications.stitching.maps import LinearMap
 from netkin.applications.stitching.network import Stitched, Transformation, stitched_network
 from netkin.errors import InvalidValue, ShapeError, UnknownName
@@ -21,16 +21,16 @@ def linear(p, q, seed=0):
 
 
 def end(*shape):
-    return End.of(torch.zeros(2, *shape), "layer")
+    return LayerOutput.of(torch.zeros(2, *shape), "layer")
 
 
 def line(*shape):
-    return End.of(torch.zeros(2, *shape), "layer", line=True)
+    return LayerOutput.of(torch.zeros(2, *shape), "layer", line=True)
 
 
 def joined(a, x, b, y, shape_a, shape_b, **options):
-    meeting = Meeting(end(*shape_a), end(*shape_b))
-    transformation = Transformation(linear(meeting.a.width, meeting.b.width), meeting).double()
+    adapter = Adapter(end(*shape_a), end(*shape_b))
+    transformation = Transformation(linear(adapter.a.width, adapter.b.width), adapter).double()
     return Stitched(a, x, b, y, transformation, **options)
 
 
@@ -49,7 +49,7 @@ class TestEnds:
 
     def test_what_is_none_of_these_is_refused(self):
         with pytest.raises(ShapeError, match=r"layer 'x' gives an output of shape \(3,\); a stitch joins feature maps"):
-            End.of(torch.ones(3), "layer 'x'")
+            LayerOutput.of(torch.ones(3), "layer 'x'")
 
     @pytest.mark.parametrize(
         "a, b, way, words",
@@ -68,38 +68,38 @@ class TestEnds:
         ],
     )
     def test_meetings(self, a, b, way, words):
-        meeting = Meeting(end(*a), end(*b))
-        assert (meeting.resize, meeting.words) == (way, words)
+        adapter = Adapter(end(*a), end(*b))
+        assert (adapter.resize, adapter.words) == (way, words)
         given = drawn(2, *a, dtype=torch.float32)
-        taken = meeting(given)
+        taken = adapter(given)
         assert taken.shape == (2, *(b[:-1] if len(b) == 2 else ()), 3, *(b[1:] if len(b) > 2 else ()))
-        assert Transformation(linear(3, 5), meeting)(given).shape == (2, *b)
+        assert Transformation(linear(3, 5), adapter)(given).shape == (2, *b)
 
     def test_a_map_as_tokens_has_its_mean_before_its_places(self):
         maps = drawn(2, 3, 4, 4, dtype=torch.float32)
-        tokens = Meeting(end(3, 4, 4), end(18, 5))(maps)
+        tokens = Adapter(end(3, 4, 4), end(18, 5))(maps)
         assert torch.allclose(tokens[:, 0], maps.mean((2, 3)))
         assert torch.equal(tokens[:, 0], tokens[:, 1])
         assert torch.equal(tokens[:, 2 + 5], maps[:, :, 1, 1])
 
     def test_tokens_as_a_map_lose_the_class_token_and_come_back(self):
         tokens = drawn(2, 17, 3, dtype=torch.float32)
-        maps = Meeting(end(17, 3), end(5, 4, 4))(tokens)
+        maps = Adapter(end(17, 3), end(5, 4, 4))(tokens)
         assert torch.equal(maps[:, :, 1, 2], tokens[:, 1 + 6])
-        assert torch.equal(Meeting(end(3, 4, 4), end(17, 5))(maps)[:, 1:], tokens[:, 1:])
+        assert torch.equal(Adapter(end(3, 4, 4), end(17, 5))(maps)[:, 1:], tokens[:, 1:])
 
     def test_means_over_places_and_tokens(self):
         maps, tokens = drawn(2, 3, 4, 4, dtype=torch.float32), drawn(2, 9, 3, dtype=torch.float32, seed=1)
-        assert torch.allclose(Meeting(end(3, 4, 4), end(5))(maps), maps.mean((2, 3)))
-        assert torch.allclose(Meeting(end(9, 3), end(5))(tokens), tokens.mean(1))
+        assert torch.allclose(Adapter(end(3, 4, 4), end(5))(maps), maps.mean((2, 3)))
+        assert torch.allclose(Adapter(end(9, 3), end(5))(tokens), tokens.mean(1))
 
     @pytest.mark.parametrize("resize", ["average", "bilinear", "nearest"])
     @pytest.mark.parametrize("size", [(4, 4), (12, 12), (4, 12)])
     def test_named_resizes(self, resize, size):
-        meeting = Meeting(end(3, 8, 8), end(5, *size), resize)
-        assert meeting(torch.ones(2, 3, 8, 8)).shape == (2, 3, *size)
-        assert meeting.resize == resize
-        assert torch.allclose(meeting(torch.ones(2, 3, 8, 8)), torch.ones(2, 3, *size))
+        adapter = Adapter(end(3, 8, 8), end(5, *size), resize)
+        assert adapter(torch.ones(2, 3, 8, 8)).shape == (2, 3, *size)
+        assert adapter.resize == resize
+        assert torch.allclose(adapter(torch.ones(2, 3, 8, 8)), torch.ones(2, 3, *size))
 
     @pytest.mark.parametrize(
         "a, b, sentence",
@@ -125,18 +125,18 @@ class TestEnds:
     )
     def test_kinds_that_cannot_be_joined(self, a, b, sentence):
         with pytest.raises(ShapeError, match=sentence):
-            Meeting(end(*a), end(*b))
+            Adapter(end(*a), end(*b))
 
     def test_an_unknown_resize_is_refused(self):
         with pytest.raises(UnknownName, match="`resize` is None, 'average', 'bilinear' or 'nearest'; got 'cubic'"):
-            Meeting(end(3, 8, 8), end(3, 4, 4), "cubic")
+            Adapter(end(3, 8, 8), end(3, 4, 4), "cubic")
 
 
 class TestLines:
     """Maps of one dimension, n × c × length."""
 
     def test_they_are_told_from_tokens_and_say_so(self):
-        assert line(8, 5) == End("maps", 8, (5,))
+        assert line(8, 5) == LayerOutput("maps", 8, (5,))
         assert str(line(8, 5)) == "maps of width 8 of length 5"
         assert (line(8, 5).form, end(5, 8).form) == ("lines", "tokens")
         assert line(8, 4, 4).form == "maps"
@@ -173,30 +173,30 @@ class TestLines:
         ],
     )  # fmt: skip
     def test_meetings(self, a, b, words, expected):
-        meeting, x = Meeting(a, b), drawn(2, 3, 8)
-        assert meeting.words == words
-        assert meeting(x).numpy() == pytest.approx(expected(x.numpy()))
-        transformation = Transformation(linear(3, 5), meeting).double()
+        adapter, x = Adapter(a, b), drawn(2, 3, 8)
+        assert adapter.words == words
+        assert adapter(x).numpy() == pytest.approx(expected(x.numpy()))
+        transformation = Transformation(linear(3, 5), adapter).double()
         assert transformation(x).shape == (
             2,
             *((5, *b.space) if b.kind == "maps" else (b.tokens, 5) if b.tokens else (5,)),
         )
 
     def test_tokens_are_laid_out_as_a_line_without_class_tokens(self):
-        meeting, x = Meeting(end(8, 3), line(5, 8)), drawn(2, 8, 3)
-        assert meeting.words == "tokens as lines"
-        assert torch.equal(meeting(x), x.transpose(1, 2))
+        adapter, x = Adapter(end(8, 3), line(5, 8)), drawn(2, 8, 3)
+        assert adapter.words == "tokens as lines"
+        assert torch.equal(adapter(x), x.transpose(1, 2))
 
     @pytest.mark.parametrize("resize, place", [("bilinear", 0.25), ("nearest", 0.0)])
     def test_named_resizes(self, resize, place):
-        meeting = Meeting(line(1, 4), line(1, 8), resize)
-        grown = meeting(torch.arange(4.0).reshape(1, 1, 4))
+        adapter = Adapter(line(1, 4), line(1, 8), resize)
+        grown = adapter(torch.arange(4.0).reshape(1, 1, 4))
         assert grown.shape == (1, 1, 8)
         assert float(grown[0, 0, 1]) == place  # by hand: the second of twice as many lies a quarter on
 
     def test_a_line_and_a_plane_are_refused(self):
         with pytest.raises(ShapeError, match="maps of width 3 of length 8 and maps of width 5 of 4×4 have different"):
-            Meeting(line(3, 8), end(5, 4, 4))
+            Adapter(line(3, 8), end(5, 4, 4))
 
     def test_rows_are_places(self):
         x = drawn(2, 3, 8)
@@ -208,7 +208,7 @@ class TestLines:
 
     def test_the_transformation_is_a_convolution_of_one_dimension(self):
         channels, x = linear(3, 5), drawn(2, 3, 8)
-        transformation = Transformation(channels, Meeting(line(3, 8), line(5, 8))).double()
+        transformation = Transformation(channels, Adapter(line(3, 8), line(5, 8))).double()
         transformation.set(channels)
         assert [type(part) for part in transformation.linear] == [nn.Conv1d]
         expected = np.einsum("ncl,cd->ndl", x, channels.weight) + channels.bias.numpy()[:, None]
@@ -219,8 +219,8 @@ class TestTransformations:
     @pytest.mark.parametrize("shape, kind", [((5, 4, 4), nn.Conv2d), ((5, 2, 2, 2), nn.Conv3d), ((9, 5), nn.Linear)])
     def test_it_is_one_ordinary_layer_and_maps_channels(self, shape, kind):
         given = (3, *shape[1:]) if kind is not nn.Linear else (9, 3)
-        meeting, channels = Meeting(end(*given), end(*shape)), linear(3, 5)
-        transformation = Transformation(channels, meeting).double()
+        adapter, channels = Adapter(end(*given), end(*shape)), linear(3, 5)
+        transformation = Transformation(channels, adapter).double()
         assert [type(part) for part in transformation.linear] == [kind]
         transformation.set(channels)  # in float64
         x = torch.randn(2, *given, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -230,8 +230,8 @@ class TestTransformations:
         assert torch.allclose(transformation.as_map().bias, channels.bias)
 
     def test_a_bottleneck_begins_as_the_best_approximation(self):
-        meeting, channels = Meeting(end(4, 3, 3), end(5, 3, 3)), linear(4, 5)
-        transformation = Transformation(channels, meeting, rank=2).double()
+        adapter, channels = Adapter(end(4, 3, 3), end(5, 3, 3)), linear(4, 5)
+        transformation = Transformation(channels, adapter, rank=2).double()
         transformation.set(channels)
         u, s, v = torch.linalg.svd(channels.weight, full_matrices=False)
         assert torch.allclose(transformation.matrix, (u[:, :2] * s[:2]) @ v[:2])
@@ -240,14 +240,14 @@ class TestTransformations:
 
     def test_no_random_number_is_drawn(self):
         before = torch.random.get_rng_state()
-        Transformation(linear(4, 5), Meeting(end(4, 3, 3), end(5, 3, 3)), rank=2)
+        Transformation(linear(4, 5), Adapter(end(4, 3, 3), end(5, 3, 3)), rank=2)
         assert torch.equal(torch.random.get_rng_state(), before)
 
     def test_maps_that_do_not_fit_are_refused(self):
         with pytest.raises(ShapeError, match=r"the map is \(4, 5\), and the layers need \(3, 5\)"):
-            Transformation(linear(4, 5), Meeting(end(3), end(5)))
+            Transformation(linear(4, 5), Adapter(end(3), end(5)))
         with pytest.raises(InvalidValue, match="`rank` must lie between 1 and the smaller width, 3; got 4"):
-            Transformation(linear(3, 5), Meeting(end(3), end(5)), rank=4)
+            Transformation(linear(3, 5), Adapter(end(3), end(5)), rank=4)
 
 
 class TestStitched:
@@ -301,11 +301,11 @@ class TestStitched:
         assert torch.allclose(whole({"x": x, "scale": 2}), network(x, 2))
 
     def test_a_map_in_float64_is_taken_over_in_float64(self):
-        meeting, channels = Meeting(end(6), end(6)), linear(6, 6)
+        adapter, channels = Adapter(end(6), end(6)), linear(6, 6)
         b = built(Rows, seed=1)
-        network = stitched_network(built(Rows), b, ("mid", "mid"), channels, meeting)
+        network = stitched_network(built(Rows), b, ("mid", "mid"), channels, adapter)
         assert torch.equal(network.transformation.matrix, channels.weight)
-        half = stitched_network(built(Rows), b.half(), ("mid", "mid"), channels, meeting, rank=2)
+        half = stitched_network(built(Rows), b.half(), ("mid", "mid"), channels, adapter, rank=2)
         assert (half.transformation.shift.dtype, half.transformation.rank) == (torch.float32, 2)
 
     def test_train_sets_the_mode_of_the_transformation_alone(self):

@@ -185,7 +185,7 @@ def test_the_file_says_of_what_weights_data_and_settings_it_is(saved, tmp_path):
     assert origin["weights a"] == nk.identity.weights_digest(found.network.a)
     assert origin["weights b"] == nk.identity.weights_digest(found.network.b)
     assert origin["call"] == (
-        "nk.stitch(a=Maps, layer_a='mid', b=Maps, layer_b='mid', data='list', how='ridge(alpha=2)', seed=4)"
+        "nk.stitch(a=Maps, layer_a='mid', b=Maps, layer_b='mid', data='list', method='ridge(alpha=2)', seed=4)"
     )
     a, b = found.network.a, found.network.b
     other = nk.stitch(a, "mid", b, "mid", labelled(b, *IMAGES)[:1], "ridge(alpha=2)", names=("old", "new"), seed=4)

@@ -26,7 +26,7 @@ class AlwaysDrops(nn.Module):
         ("fron", "mid", {}, UnknownName, "in 'a', a Maps: no layer named 'fron'; did you mean 'front'[?]"),
         ("mid", "mids", {}, UnknownName, "in 'b', a Maps: no layer named 'mids'; did you mean 'mid'[?]"),
         ("*", "mid", {}, UnknownName, "matches 4 layers, and one is needed"),
-        ("mid", "mid", {"how": "least_square"}, UnknownName, "did you mean 'least_squares'[?]"),
+        ("mid", "mid", {"method": "least_square"}, UnknownName, "did you mean 'least_squares'[?]"),
         (
             "mid",
             "mid",
@@ -34,18 +34,18 @@ class AlwaysDrops(nn.Module):
             UnknownName,
             "'least_squares' has no option 'epochs'; such options belong to",
         ),
-        ("mid", "mid", {"how": "task_loss", "epoch": 3}, TypeError, "argument 'epoch'; did you mean 'epochs'"),
+        ("mid", "mid", {"method": "task_loss", "epoch": 3}, TypeError, "argument 'epoch'; did you mean 'epochs'"),
         (
             "mid",
             "mid",
-            {"how": "taskloss"},
+            {"method": "taskloss"},
             UnknownName,
             "did you mean 'task_loss'[?] There are .*random, task_loss",
         ),
         (
             "mid",
             "mid",
-            {"how": nk.TaskLoss(), "epochs": 3},
+            {"method": nk.TaskLoss(), "epochs": 3},
             InvalidValue,
             "`epochs` is given as well as a `TaskLoss`; set it there",
         ),
@@ -54,7 +54,7 @@ class AlwaysDrops(nn.Module):
         ("mid", "mid", {"names": ("one",)}, InvalidValue, "`names` must be two, one for each model, such as"),
         ("mid", "mid", {"examples": 0}, InvalidValue, "`examples` must be a whole number of 1 or more; got 0"),
         ("out", "mid", {}, ShapeError, "rows have no positions, so rows of width 4 can't be stitched into maps"),
-        ("mid", "mid", {"how": "reduced_rank(k=9)"}, InvalidValue, "between 1 and the smaller width, 6; got 9"),
+        ("mid", "mid", {"method": "reduced_rank(k=9)"}, InvalidValue, "between 1 and the smaller width, 6; got 9"),
     ],
 )
 def test_one_sentence(x, y, options, error, sentence):

@@ -9,7 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.stitching import TaskLoss, evaluating, fit_all
-from netkin.applications.stitching.request import find_way, find_ways
+from netkin.applications.stitching.request import find_method, find_methods
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
 from table_worlds import sentences
@@ -294,10 +294,14 @@ def test_models_without_a_common_layer_have_no_spread(world):
 @pytest.mark.parametrize(
     "options, fault, words",
     [
-        ({"hows": []}, InvalidValue, "`hows` is empty"),
-        ({"hows": "least_square"}, UnknownName, "did you mean 'least_squares'"),
-        ({"hows": "task_loss(epoch=1)"}, UnknownName, "did you mean 'epochs'"),
-        ({"hows": TaskLoss(resume="x")}, InvalidValue, "`resume` is for a single stitch; a sweep continues by `save`"),
+        ({"methods": []}, InvalidValue, "`methods` is empty"),
+        ({"methods": "least_square"}, UnknownName, "did you mean 'least_squares'"),
+        ({"methods": "task_loss(epoch=1)"}, UnknownName, "did you mean 'epochs'"),
+        (
+            {"methods": TaskLoss(resume="x")},
+            InvalidValue,
+            "`resume` is for a single stitch; a sweep continues by `save`",
+        ),
         ({"scores": "agreements"}, UnknownName, "no score named 'agreements'; did you mean 'agreement'"),
         ({"scores": []}, InvalidValue, "`scores` is empty; name at least one, e.g. 'relative_accuracy'."),
         ({"examples": 0}, InvalidValue, "`examples` must be a whole number of 1 or more; got 0."),
@@ -325,7 +329,7 @@ def test_data_that_can_be_read_once_are_refused(world):
 
 
 def test_methods_are_written_alike_and_taken_once():
-    ways = find_ways(["reduced_rank( k = 8 )", "reduced_rank(k=8)", "random", "task_loss"], seed=2)
+    ways = find_methods(["reduced_rank( k = 8 )", "reduced_rank(k=8)", "random", "task_loss"], seed=2)
     assert list(ways) == ["reduced_rank(k=8)", "random", "task_loss(seed=2)"]
     assert [way.start for way in ways.values()] == ["reduced_rank(k=8)", "random(seed=2)", "least_squares"]
 
@@ -338,16 +342,16 @@ def test_a_single_stitch_takes_its_training_as_a_record_too(world):
 
 
 def test_options_of_a_training_stand_in_one_place():
-    assert find_way("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
-    assert find_way(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
+    assert find_method("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
+    assert find_method(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
     with pytest.raises(InvalidValue, match="`rank` is given as well as a `TaskLoss`; set it there."):
-        find_way(TaskLoss(epochs=3), 2, {"rank": 1})
+        find_method(TaskLoss(epochs=3), 2, {"rank": 1})
     with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
-        find_way("ridge", 2, {"epochs": 3})
+        find_method("ridge", 2, {"epochs": 3})
 
 
 @pytest.mark.parametrize("test", [None, "data"])
 def test_no_method_at_all_is_refused(world, test):
     a, b, data = world
-    with pytest.raises(InvalidValue, match="`hows` is empty; name at least one method, e.g. 'least_squares'."):
+    with pytest.raises(InvalidValue, match="`methods` is empty; name at least one, e.g. 'least_squares'."):
         fit_all(a, b, [("1", "1")], data, [], data if test else None)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import netkin as nk
 from netkin import files
 from netkin.applications.stitching import TaskLoss, sweep
-from netkin.applications.stitching.fitting import Fit
+from netkin.applications.stitching.fitting import FittedMoments
 from netkin.applications.stitching.request import digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError
@@ -70,8 +70,8 @@ def test_without_partial_an_interruption_goes_through(world, monkeypatch):
 
 def test_a_saved_sweep_goes_on_where_it_was(world, monkeypatch, tmp_path):
     a, b, data = world
-    asked = {"hows": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
-    whole = nk.stitch_all(a, b, data, data, asked["hows"])
+    asked = {"methods": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
+    whole = nk.stitch_all(a, b, data, data, asked["methods"])
     with monkeypatch.context() as context:
         interrupted_after(2, context)
         with pytest.raises(KeyboardInterrupt):
@@ -104,7 +104,7 @@ class Counted:
 
 def test_a_repeated_sweep_is_read_back_with_its_warnings_and_provenance(world, monkeypatch, tmp_path):
     a, b, data = world
-    save, asked = tmp_path / "ab.netkin", {"hows": ["least_squares", "random"], "examples": 6}
+    save, asked = tmp_path / "ab.netkin", {"methods": ["least_squares", "random"], "examples": 6}
     first = nk.stitch_all(a, b, data, save=save, **asked)
     assert any("fewer than the" in said for said in sentences(first))
     assert {"fitted on", "cut after '1'", "call", "fitting data digest"} <= first.provenance.keys()
@@ -117,7 +117,7 @@ def test_a_repeated_sweep_is_read_back_with_its_warnings_and_provenance(world, m
 
 def test_a_resumed_sweep_does_not_compute_its_similarity_again(world, monkeypatch, tmp_path):
     a, b, data = world
-    asked = {"hows": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
+    asked = {"methods": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
     with monkeypatch.context() as context:
         interrupted_after(1, context)
         with pytest.raises(KeyboardInterrupt):
@@ -130,7 +130,7 @@ def test_a_resumed_sweep_does_not_compute_its_similarity_again(world, monkeypatc
 
 def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     a, b, data = world
-    test, real = Counted(data), Fit.stitch
+    test, real = Counted(data), FittedMoments.stitch
 
     def spoiled(fit, pair, way, *given):
         one = real(fit, pair, way, *given)
@@ -140,7 +140,7 @@ def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
         return one
 
     whole = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"])
-    monkeypatch.setattr(Fit, "stitch", spoiled)
+    monkeypatch.setattr(FittedMoments, "stitch", spoiled)
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
     table = found["relative_accuracy(how=procrustes)"]
@@ -196,13 +196,13 @@ def test_a_sweep_is_known_by_its_digests_and_its_call(world, tmp_path):
     a, b, data = world
     alone, kept = nk.stitch_all(a, b, data, data), nk.stitch_all(a, b, data, data, save=tmp_path / "ab.netkin")
     assert alone.provenance["call"].startswith(
-        "nk.stitch_all(a=Sequential, b=Sequential, data='list', test='list', hows=['least_squares'], pairs='corr"
+        "nk.stitch_all(a=Sequential, b=Sequential, data='list', test='list', methods=['least_squares'], pairs='corr"
     )
     for key in ("call", "weights a", "weights b", "fitting data digest", "test data digest", "asked seed"):
         assert alone.provenance[key] == kept.provenance[key]
     assert alone.provenance["fitting data digest"].startswith("200 examples, mark ")
     state = nk.jobs.read(tmp_path / "ab.netkin")
-    assert (state.kind, state.condition, state.done, state.total) == ("sweep", "done", 4, 4)
+    assert (state.kind, state.condition, state.progress) == ("sweep", "done", "3 of 3 stitches")
 
 
 def test_parts_say_how_long_they_took(world, tmp_path):
@@ -244,7 +244,7 @@ def test_a_stitch_is_trained_again_on_other_batches(world, monkeypatch, tmp_path
     trained, train_stitch = [], sweep.train_stitch
     monkeypatch.setattr(sweep, "train_stitch", lambda *given, **by: trained.append(given) or train_stitch(*given, **by))
     how = "task_loss(steps=3, batch=10)" if name == "data" else "task_loss(epochs=3, sample=16, patience=1)"
-    given = {"test": data[:1], "hows": ["least_squares", how], "layers": "1", "data": data, "validation": data}
+    given = {"test": data[:1], "methods": ["least_squares", how], "layers": "1", "data": data, "validation": data}
     for _ in range(2):
         nk.stitch_all(a, b, **given, save=tmp_path / "ab.netkin")
         assert len(trained) == 1
@@ -259,7 +259,7 @@ def test_a_stitch_is_trained_again_on_other_batches(world, monkeypatch, tmp_path
 def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(world, monkeypatch, tmp_path):
     a, b, data = world
     pairs = TensorDataset(*(torch.cat(part) for part in zip(*data, strict=True)))
-    given = {"test": data, "hows": "task_loss(steps=2)", "layers": "1", "save": tmp_path / "ab.netkin"}
+    given = {"test": data, "methods": "task_loss(steps=2)", "layers": "1", "save": tmp_path / "ab.netkin"}
     first = nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
     monkeypatch.setattr(sweep, "train_stitch", lambda *given, **options: pytest.fail("trained again"))
     again = nk.stitch_all(a, b, DataLoader(pairs, 50, shuffle=True), **given)
@@ -279,7 +279,7 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
         ({"a": 9}, r"differs in weights of 'a'; ask for the same again, give another path or delete"),
         ({"seed": 1, "resize": "nearest"}, r"differs in resize \('None', not 'nearest'\) and seed \('0', not '1'\); "),
         ({"names": ("x", "y")}, r"a sweep of 'a' into 'b', which is not asked for and would be lost"),
-        ({"hows": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
+        ({"methods": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
                                  r"for and would be lost; ask for it too, or give another file or delete it\.$"),
         ({"layers": ["0", "1"]}, r"holds relative_accuracy\(how=least_squares\) of '2' into '2', which is not"),
     ],
@@ -308,7 +308,7 @@ def test_a_file_with_a_comparison_is_refused_and_stays(world, tmp_path):
 
 def test_a_sweep_that_hands_over_its_stitches_keeps_what_was_found_if_it_is_interrupted(world, monkeypatch, tmp_path):
     a, b, data = world
-    asked = {"hows": ["task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
+    asked = {"methods": ["task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
     nk.stitch_all(a, b, data, data, **asked)
     interrupted_after(1, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
@@ -330,7 +330,7 @@ def test_a_tour_of_other_models_is_refused(world, tmp_path):
 
 def test_a_tour_goes_on_where_it_was(world, monkeypatch, tmp_path):
     a, b, data = world
-    asked = {"hows": ["task_loss(steps=1)"], "layers": "1", "save": tmp_path / "many.netkin"}
+    asked = {"methods": ["task_loss(steps=1)"], "layers": "1", "save": tmp_path / "many.netkin"}
     with monkeypatch.context() as context:
         interrupted_after(1, context)
         many = nk.stitch_many({"a": a, "b": b}, data, data, partial=True, **asked)

@@ -291,7 +291,7 @@ def test_options_may_be_for_all_models_or_for_some(models, data):
     assert deep["half"] != plain["half"]
     turned = recommend(models, data, score="knn", forwards=lambda model, batch: model(-batch[0]), progress=False)
     assert turned["sees"] != plain["sees"]
-    with pytest.raises(UnknownName, match="`layers` names 'none', which is none of the models blind, sees, half"):
+    with pytest.raises(InvalidValue, match="`layers` names 'none'; the models are 'blind', 'sees', 'half'"):
         recommend(models, data, layers={"none": "0"})
 
 

@@ -355,7 +355,7 @@ def _finetuned(experiment: FederatedExperiment, state: FederationState) -> Compu
     personal = experiment.plan.personal_at_last
     tuned = work.train(starts, personal, epochs=experiment.finetune)
     buffers = [name for name, _ in experiment.model.named_buffers()]
-    names = {*experiment.plan.kept, *personal, *buffers}
+    names = dict.fromkeys([*experiment.plan.kept, *personal, *buffers])
     kept = [{name: weights[name] for name in names} for weights in tuned]
     return {"failed": {experiment.names[turn]: why for turn, why in work.failed.items()}}, _stacked(kept)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from netkin.representations.layers import modules
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 
-Known = TypeVar("Known")
 PARTS = ("atoms", "coefficients", "head", "body")  # of a network
 # where the coefficients come from, while the atoms of each client are its own
 SOURCES = {
@@ -157,9 +156,10 @@ def plan_for(
         >>> plan_for(net, "fedper").travelling
         ('0.weight', '0.bias')
     """
-    found = _known(algorithm, ALGORITHMS, "federated algorithm", "algorithm")
+    require_listed("federated algorithm", algorithm, ALGORITHMS, "algorithm")
     if coefficients is not None:
-        _known(coefficients, SOURCES, "source of coefficients", "coefficients")
+        require_listed("source of coefficients", coefficients, SOURCES, "coefficients")
+    found = ALGORITHMS[algorithm]
     parts = parts_of(model, head)
     if coefficients is not None and "atoms" not in parts.values():
         raise InvalidValue(
@@ -221,11 +221,6 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
     if not linear:
         raise InvalidValue("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
     return linear[-1]
-
-
-def _known(name: str, table: Mapping[str, Known], what: str, argument: str) -> Known:
-    require_listed(what, name, table, argument)
-    return table[name]
 
 
 @dataclass(eq=False)

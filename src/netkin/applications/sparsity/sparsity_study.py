@@ -15,12 +15,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from netkin import __version__
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.applications.sparsity.masks import (
     baked_state,
     layer_table,
@@ -31,9 +32,11 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
 from netkin.comparing.compare import compare
+from netkin.comparing.sides import named_models
+from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import with_call
-from netkin.progress import ProgressOption, command, reporting, showing
+from netkin.progress import command, reported
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
@@ -43,6 +46,9 @@ from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
 from netkin.training import accuracy
 from netkin.training.example_order import arrays_in, in_order
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EPSILONS = (1e-4, 1e-3, 1e-2)
 RELATIVE = (0.01, 0.1, 0.5)
@@ -55,6 +61,7 @@ FIRST = 0.999  # the share of weights that the histograms show; the outermost bi
 
 @with_call
 @by_name(models="models", data="data")
+@takes_options(without="test transform forward seed save overwrite partial", declared=DECLARED)
 def sparsity_study(
     models: nn.Module | Mapping[str, nn.Module],
     data: Any = None,
@@ -64,9 +71,8 @@ def sparsity_study(
     sparsities: float | Sequence[float] = SPARSITIES,
     layers: Spec = None,
     shape: Shape = None,
-    examples: int | None = None,
     costs: bool = False,
-    progress: ProgressOption = None,
+    **options: Unpack[ExperimentOptions],
 ) -> SparsityStudy:
     """Return how sparse networks are, how their weights are distributed, and what pruning does to them; side by side.
 
@@ -74,7 +80,7 @@ def sparsity_study(
     network's layers with each other. The networks are left as they are.
 
     Args:
-        models: One network, or several by name, as ``{"before": a, "after": b}``.
+        models: One network, or several, best by name, as ``{"before": a, "after": b}``.
         data: Labelled examples: arrays `(inputs, labels)`, or a loader of batches.
         epsilons: Sizes below which weights are counted.
         relative: The same in units of each layer's r.m.s. over weights that are left (see `epsilon_sparsity`).
@@ -84,37 +90,39 @@ def sparsity_study(
         shape: What one example of a layer is for the similarity, as for `nk.compare`; `CKASparsityLoss` has "flatten".
         examples: How many examples are read for the similarity of layers; all by default.
         costs: Whether to time linear layers in the sparse formats that PyTorch has.
-        progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
 
     Example:
         >>> study = sparsity_study(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
         >>> study.networks["model"].weights, sum(study.histograms["model"])
         (48, 48)
     """
-    named, shares = _by_name(models), _numbers(sparsities)
+    if isinstance(models, Mapping) and "sparsity" in models:
+        raise InvalidValue("'sparsity' is the name of the pruned shares in the study; call the network something else.")
+    several = {"model": models} if isinstance(models, nn.Module) else named_models(models)
+    experiment, shares = Experiment(models=several, data=data, **options), _numbers(sparsities)
     refuse_sparsity(*shares)
-    small = _numbers(epsilons), _numbers(relative)
+    small, named = (_numbers(epsilons), _numbers(relative)), experiment.given_models
     tables = {name: layer_table(model, prunable_layers(model, layers), *small) for name, model in named.items()}
     edges, histograms = _histograms(named, layers)
     drawn = random_weights(named.values())
     curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
     measured: dict[str, tuple[LinearCost, ...]] = {}
-    with showing(progress), reporting(len(named), "analysing", "networks") as report:
-        for name, model in named.items():
+    for name in reported(named, "looking at networks", "networks", experiment.progress):
+        model = named[name]
+        with experiment.lending(model):
             if data is not None and shares:
                 curve[name] = tuple(accuracy_after_pruning(model, data, shares, layers=layers))
             if data is not None:
-                interlayer[name] = _interlayer(name, model, data, shape, examples)
+                interlayer[name] = _interlayer(name, model, data, shape, experiment.examples)
             if costs:
-                measured[name] = tuple(linear_costs(model))
-            report.update()
+                measured[name], costs_on = tuple(linear_costs(model)), _device(model)
     first = next(iter(interlayer.values()), None)
     return SparsityStudy(
         tables, edges, histograms,
         {name: _sizes(model) for name, model in named.items()},
         {"sparsity": shares, **curve} if curve else {},
         interlayer, measured,
-        costs_on=_device(next(iter(named.values()))) if costs else "",
+        costs_on=costs_on if costs else "",
         data="" if first is None else first.data, examples=0 if first is None else first.examples,
         version=__version__, provenance={"call": command()} | drawn,
     )  # fmt: skip
@@ -138,19 +146,6 @@ def accuracy_after_pruning(
         put_masks(work, masks_overall(scores, total - round(sparsity * total)))
         found[sparsity] = accuracy(work, data)
     return [found[sparsity] for sparsity in sparsities]
-
-
-def _by_name(models: Any) -> dict[str, nn.Module]:
-    if isinstance(models, nn.Module):
-        return {"model": models}
-    if not isinstance(models, Mapping):
-        kind = type(models).__name__
-        raise InvalidValue(f"several networks are given by name, as {{'before': a, 'after': b}}; got a {kind}.")
-    if not models:
-        raise InvalidValue("there are no networks to study; give one, or several by name.")
-    if "sparsity" in models:
-        raise InvalidValue("'sparsity' is the name of the pruned shares in the study; call the network something else.")
-    return dict(models)
 
 
 def _numbers(given: Any) -> tuple[Any, ...]:

@@ -19,7 +19,16 @@ from netkin.applications.stitching.fitting import fit_by_pass, fit_saved
 from netkin.applications.stitching.joining import FEW, Pair, joints
 from netkin.applications.stitching.maps import METHODS, LinearMap, find, matched
 from netkin.applications.stitching.network import Stitch, load_stitch
-from netkin.applications.stitching.request import FIT, STITCH, How, StitchRequest, Way, find_way, find_ways, two_models
+from netkin.applications.stitching.request import (
+    FIT,
+    STITCH,
+    MethodLike,
+    StitchMethod,
+    StitchRequest,
+    find_method,
+    find_methods,
+    two_models,
+)
 from netkin.applications.stitching.structure import Barrier, barrier, distance, interpolate, rank, sparsity
 from netkin.applications.stitching.sweep import StitchPlan, explain_stitch, stitch_all, stitch_many
 from netkin.applications.stitching.training import TRAINING, TaskLoss, train_stitch
@@ -62,7 +71,7 @@ def stitch(
     b: nn.Module,
     layer_b: str,
     data: Any = None,
-    how: How = "least_squares",
+    method: MethodLike = "least_squares",
     test: Any = None,
     *,
     names: tuple[str, str] = ("a", "b"),
@@ -76,7 +85,7 @@ def stitch(
         b: the second model.
         layer_b: its layer.
         data: the examples from which the map is found.
-        how: a direct method: `least_squares`, `ridge(alpha=1.0)`, `procrustes`, `reduced_rank(k=8)`,
+        method: a direct method: `least_squares`, `ridge(alpha=1.0)`, `procrustes`, `reduced_rank(k=8)`,
             `lasso(alpha=0.01)`, `permutation`, `identity` or `random`; or `task_loss`, which trains the map, also as a
             `TaskLoss`. The options of `TaskLoss` are given here, too.
         test: the examples on which the stitch is evaluated at once.
@@ -92,17 +101,17 @@ def stitch(
     """
     models, pair = two_models(a, b, names), (layer_a, layer_b)
     training = {name: value for name, value in options.items() if name in TRAINING and name != "seed"}
-    way = find_way(how, options.get("seed", 0), training)
+    chosen = find_method(method, options.get("seed", 0), training)
     options = {name: value for name, value in options.items() if name not in training}
-    request = StitchRequest(models=models, data=data, test=test, ways=(way,), pairs=[pair], **options)
+    request = StitchRequest(models=models, data=data, test=test, methods=(chosen,), pairs=[pair], **options)
     ends = {"a": unwrapped(a), "layer_a": layer_a, "b": unwrapped(b), "layer_b": layer_b}
-    call = _call("nk.stitch", request, ends, how=way.id)
-    if way.training is not None:
+    call = _call("nk.stitch", request, ends, method=chosen.id)
+    if chosen.training is not None:
         request.refuse_iterators("a training", "data")
     with request.lending(a, b, data=(request.validation,)):
-        one = _fitted(request, call)[pair, way]
-        if way.training is not None:
-            one = train_stitch(one, data, way.training, request.validation, request.examples)
+        one = _fitted(request, call)[pair, chosen]
+        if chosen.training is not None:
+            one = train_stitch(one, data, chosen.training, request.validation, request.examples)
         if test is not None:
             one = replace(one, evaluation=one.evaluate(test))
     one.transformation.to(device_of(b))
@@ -115,32 +124,32 @@ def fit_all(
     b: nn.Module,
     pairs: Sequence[Pair],
     data: Any = None,
-    hows: Sequence[str] = ("least_squares",),
+    methods: Sequence[str] = ("least_squares",),
     test: Any = None,
     *,
     names: tuple[str, str] = ("a", "b"),
     **options: Any,
 ) -> dict[tuple[Pair, str], Stitch]:
-    """Return the stitches of many pairs of layers by direct methods, by ``(layer_a, layer_b), how``, from one pass.
+    """Return the stitches of many pairs of layers by direct methods, by ``(layer_a, layer_b), method``, from one pass.
 
     Args:
         a: the first model.
         b: the second model.
         pairs: a layer of the first and one of the second, for each stitch.
         data: the examples from which the maps are found.
-        hows: direct methods as in `stitch`.
+        methods: direct methods as in `stitch`.
         test: the examples on which all stitches are evaluated, in one more pass.
         names: what the results call the two models.
     """
-    ways = find_ways(hows, options.get("seed", 0))
-    for how in ways:
-        find(how)  # refuses a training
+    chosen = find_methods(methods, options.get("seed", 0))
+    for method in chosen:
+        find(method)  # refuses a training
     models = two_models(a, b, names)
-    request = StitchRequest(models=models, data=data, test=test, ways=tuple(ways.values()), pairs=pairs, **options)
-    call = _call("fit_all", request, {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs)}, hows=list(ways))
+    request = StitchRequest(models=models, data=data, test=test, methods=tuple(chosen.values()), pairs=pairs, **options)
+    call = _call("fit_all", request, {"a": unwrapped(a), "b": unwrapped(b), "pairs": list(pairs)}, methods=list(chosen))
     with request.lending(a, b):
         found = _fitted(request, call)
-        made = {(pair, how): found[pair, way] for pair in dict.fromkeys(pairs) for how, way in ways.items()}
+        made = {(pair, name): found[pair, one] for pair in dict.fromkeys(pairs) for name, one in chosen.items()}
         if test is not None:
             judged = evaluate_all([one.network for one in made.values()], test, name=names[0])
             made = {key: replace(one, evaluation=e) for (key, one), e in zip(made.items(), judged, strict=True)}
@@ -155,13 +164,13 @@ def _call(name: str, request: StitchRequest, ends: Mapping[str, Any], **methods:
     return described_call(name, **ends, data=data_name(request.data), **methods, **options)
 
 
-def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, Way], Stitch]:
+def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, StitchMethod], Stitch]:
     """Return the stitches of pairs of layers, before any training; a pair that can't be joined is refused."""
     if not request.pairs:
         raise InvalidValue("no pairs of layers to stitch were given.", argument="pairs")
     names, (a, b) = tuple(request.models), request.given_models.values()
     data, examples = request.tried
-    few = request.saved or all(way.is_blind for way in request.ways)
+    few = request.saved or all(method.is_blind for method in request.methods)
     batches: Iterator[Any] = reported_batches(data, FEW if few else examples, "fitting")
     first = next(batches)
     found = joints(a, b, first, pairs=request.pairs, resize=request.resize, names=(names[0], names[1]))
@@ -173,9 +182,9 @@ def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, Way], Stitch]
     else:
         fit = fit_by_pass(chain([first], batches), found)
     origin, made = {"call": call, "weights a": weights[0], "weights b": weights[1]}, {}
-    for pair, way in product(found.meetings, request.ways):
-        made[pair, way] = fit.stitch(pair, way, request.seed, origin)
-        few_rows = fit.few_rows(pair, way.start)
+    for pair, method in product(found.adapters, request.methods):
+        made[pair, method] = fit.stitch(pair, method, request.seed, origin)
+        few_rows = fit.few_rows(pair, method.start)
         if few_rows is not None:
             warnings.warn(str(few_rows), InflatedWarning, stacklevel=outside())
     return made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.joining import End
+from netkin.applications.stitching.joining import LayerOutput
 from netkin.arrays import label_tensor, require_finite, summing_dtype
 from netkin.errors import (
     ForwardError,
@@ -138,7 +138,7 @@ class ActivationSimilarity:
     `end` is the second model's layer, and `what` the transformed activations as text.
     """
 
-    def __init__(self, end: End, what: str = "what the stitch makes of the first model's layer"):
+    def __init__(self, end: LayerOutput, what: str = "what the stitch makes of the first model's layer"):
         self.end, self.what, self.batches = end, what, 0
         self.moments = LayerMoments([(["stitched"], ["b"])])
         self._distance = 0.0
@@ -188,7 +188,7 @@ def evaluate_each(
     for network in networks:
         network.cut()  # before hooks are in place
         what = f"what the stitch makes of {layer_label(network.layer_a)} of {name!r}"
-        tallies.append((Answers(), ActivationSimilarity(network.transformation.meeting.b, what)))
+        tallies.append((Answers(), ActivationSimilarity(network.transformation.adapter.b, what)))
     layers = list(dict.fromkeys(network.layer_b for network in networks))
     faults: dict[int, NetkinError] = {}
     with inference_mode_of(networks[0].a, b, exact=True):

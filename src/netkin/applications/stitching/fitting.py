@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from netkin.applications.stitching.joining import End, Joints, Meeting, Pair
+from netkin.applications.stitching.joining import Adapter, Joints, LayerOutput, Pair
 from netkin.applications.stitching.maps import find, least_squares, reduced_rank
 from netkin.applications.stitching.network import Stitch, refuse_unfit_rank, stitched_network
-from netkin.applications.stitching.request import Way
+from netkin.applications.stitching.request import StitchMethod
 from netkin.comparing.comparer import Comparer
 from netkin.errors import InvalidValue, UnknownName
 from netkin.identity import UnorderedDigest, settings_digest
@@ -37,7 +37,7 @@ PLACES = {"maps": "positions", "tokens": "tokens", "rows": "matrix"}
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedMoments:
     """What is known of the pairs of layers that can be joined; direct methods read their maps from their `moments`.
 
     Of a pair these are those of the first layer in the form of the second; of the second the mean may be all. `digest`
@@ -50,50 +50,56 @@ class Fit:
     examples: int
     statistics: Comparer | None = None
 
-    def few_rows(self, pair: Pair, how: str) -> Caveat | None:
+    def few_rows(self, pair: Pair, method: str) -> Caveat | None:
         """Return a caveat where a direct method would fit any data exactly."""
         moments = self.moments(pair)
-        method, parameters = find(how)
+        function, parameters = find(method)
         unknowns = moments.x.width + parameters.get("affine", True)
-        if moments.n >= unknowns or method not in (least_squares, reduced_rank):
+        if moments.n >= unknowns or function not in (least_squares, reduced_rank):
             return None
         sentence = (
             f"{moments.n:,} rows of {moments.x.name} are fewer than the {unknowns:,} unknowns for each neuron, so "
-            f"{how!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose 'ridge'."
+            f"{method!r} fits any such rows exactly; give more data, about {10 * unknowns:,} rows, or choose 'ridge'."
         )
         return Caveat("few-rows", sentence, size=0)  # the first stands for all
 
-    def stitch(self, pair: Pair, way: Way, seed: int, origin: Mapping[str, str]) -> Stitch:
+    def stitch(self, pair: Pair, method: StitchMethod, seed: int, origin: Mapping[str, str]) -> Stitch:
         """Return the stitch of a pair by a method, before any training; `origin` is where it comes from."""
-        meeting, rank = self.joints.meetings[pair], None if way.training is None else way.training.rank
-        refuse_unfit_rank(rank, meeting)  # by its own name: the start would call it `k`
-        moments, (method, parameters) = self.moments(pair), find(way.start)
-        if method in (least_squares, reduced_rank) and self.statistics is not None:
-            _refuse_coarse(moments, way.start)
-        linear, cuts = method(moments, **parameters), self.joints.cuts[pair[1]]
-        network = stitched_network(*self.joints.models, pair, linear, meeting, rank=rank, cuts=cuts)
-        settings = {"layers": pair, "how": way.identity, "start": way.start, "seed": seed, "resize": meeting.resize}
+        adapter, rank = self.joints.adapters[pair], None if method.training is None else method.training.rank
+        refuse_unfit_rank(rank, adapter)  # by its own name: the start would call it `k`
+        moments, (function, parameters) = self.moments(pair), find(method.start)
+        if function in (least_squares, reduced_rank) and self.statistics is not None:
+            _refuse_coarse(moments, method.start)
+        linear, cuts = function(moments, **parameters), self.joints.cuts[pair[1]]
+        network = stitched_network(*self.joints.models, pair, linear, adapter, rank=rank, cuts=cuts)
+        settings = {
+            "layers": pair,
+            "how": method.identity,
+            "start": method.start,
+            "seed": seed,
+            "resize": adapter.resize,
+        }
         provenance = {**origin, "data digest": self.digest, "settings digest": settings_digest(settings)}
-        examples = 0 if way.is_blind else self.examples
-        return Stitch(network, way.id, examples, names=self.joints.names, seed=seed, provenance=provenance)
+        examples = 0 if method.is_blind else self.examples
+        return Stitch(network, method.id, examples, names=self.joints.names, seed=seed, provenance=provenance)
 
 
-def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
+def fit_by_pass(batches: Iterable[Any], found: Joints) -> FittedMoments:
     """Return the sums for the pairs of layers that can be joined, from one pass of both models over the batches."""
     keys: dict[Pair, tuple[str, str]] = {}  # the names under which a pair is summed
-    forms: dict[str, dict[str, Meeting]] = {}  # those in which a layer of the first model is wanted, each once
-    aims: dict[str, tuple[str, End]] = {}
-    for pair, meeting in found.meetings.items():
+    forms: dict[str, dict[str, Adapter]] = {}  # those in which a layer of the first model is wanted, each once
+    aims: dict[str, tuple[str, LayerOutput]] = {}
+    for pair, adapter in found.adapters.items():
         x, y = (f"{layer_label(layer)} of {name!r}" for layer, name in zip(pair, found.names, strict=True))
-        count = f"{meeting.b.tokens} tokens" if meeting.words and meeting.b.tokens else ""
-        form = ", ".join(filter(None, [meeting.words, count]))
+        count = f"{adapter.b.tokens} tokens" if adapter.words and adapter.b.tokens else ""
+        form = ", ".join(filter(None, [adapter.words, count]))
         keys[pair] = f"{x} ({form})" if form else x, y
-        forms.setdefault(pair[0], {})[keys[pair][0]], aims[pair[1]] = meeting, (y, meeting.b)
+        forms.setdefault(pair[0], {})[keys[pair][0]], aims[pair[1]] = adapter, (y, adapter.b)
     (a, b), sums, digest = found.models, CrossMoments(keys.values()), UnorderedDigest()
 
     def first(layer: str, output: Tensor) -> None:
-        for key, meeting in forms[layer].items():
-            form = meeting.b.spread(meeting(output))
+        for key, adapter in forms[layer].items():
+            form = adapter.b.spread(adapter(output))
             sums.first(key, product_layout(form, fitting_mask(mask, form)))
 
     def second(layer: str, output: Tensor) -> None:
@@ -108,10 +114,10 @@ def fit_by_pass(batches: Iterable[Any], found: Joints) -> Fit:
             run_layers(b, aims, batch, second, found.names[1])
             sums.batch_is_over()
             digest.update(batch, batch_length(batch))
-    return Fit(found, lambda pair: sums.pair(*keys[pair]), str(digest), digest.count)
+    return FittedMoments(found, lambda pair: sums.pair(*keys[pair]), str(digest), digest.count)
 
 
-def fit_saved(every: Sequence[Comparer], found: Joints, weights: Sequence[str]) -> Fit:
+def fit_saved(every: Sequence[Comparer], found: Joints, weights: Sequence[str]) -> FittedMoments:
     """Return the same sums without a pass, from those saved statistics that are of the two models, in either order.
 
     `weights` are the digests of the models. Pairs that they can't serve are refused in its joints; where they can serve
@@ -119,15 +125,15 @@ def fit_saved(every: Sequence[Comparer], found: Joints, weights: Sequence[str]) 
     """
     statistics, sides = _saved_sides(every, found.names, weights)
     moments, refused = dict[Pair, Callable[[], Moments]](), dict(found.refused)
-    for pair, meeting in found.meetings.items():
+    for pair, adapter in found.adapters.items():
         try:
-            moments[pair] = _saved_moments(statistics, ((sides[0], pair[0]), (sides[1], pair[1])), meeting)
+            moments[pair] = _saved_moments(statistics, ((sides[0], pair[0]), (sides[1], pair[1])), adapter)
         except (UnknownName, InvalidValue) as reason:
             refused[pair] = reason
-    if found.meetings and not moments:
-        raise refused[next(iter(found.meetings))]
-    served = replace(found, meetings={pair: found.meetings[pair] for pair in moments}, refused=refused)
-    return Fit(served, lambda pair: moments[pair](), statistics.digest.hex, statistics.examples, statistics)
+    if found.adapters and not moments:
+        raise refused[next(iter(found.adapters))]
+    served = replace(found, adapters={pair: found.adapters[pair] for pair in moments}, refused=refused)
+    return FittedMoments(served, lambda pair: moments[pair](), statistics.digest.hex, statistics.examples, statistics)
 
 
 def _saved_sides(every: Sequence[Comparer], names: Pair, weights: Sequence[str]) -> tuple[Comparer, Pair]:
@@ -146,16 +152,16 @@ def _saved_sides(every: Sequence[Comparer], names: Pair, weights: Sequence[str])
     raise _unfit(f"no `statistics` are of {names[0]!r} and {names[1]!r} together; collect those of this pair too.")
 
 
-def _saved_moments(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meeting: Meeting) -> Callable[[], Moments]:
+def _saved_moments(statistics: Comparer, keys: tuple[LayerKey, LayerKey], adapter: Adapter) -> Callable[[], Moments]:
     """Return what reads the moments of two layers as a stitch maps them; statistics without them are refused."""
     given = {layer.key: layer for layers in statistics.layers.values() for layer in layers}
-    for (model, layer), end in zip(keys, (meeting.a, meeting.b), strict=True):
+    for (model, layer), end in zip(keys, (adapter.a, adapter.b), strict=True):
         if (model, layer) not in given:
             sentence = f"`statistics` hold no layer {layer!r} of {model!r}; collect with layers that name it."
             raise UnknownName(sentence, argument="statistics")
-        if meeting.a.form != meeting.b.form and meeting.b.kind != "rows":
-            raise _unfit(f"`statistics` hold no {meeting.words} for {layer!r}; leave them out for this pair.")
-        held, wanted = given[model, layer].shape, (MEANS if meeting.b.kind == "rows" else PLACES)[end.kind]
+        if adapter.a.form != adapter.b.form and adapter.b.kind != "rows":
+            raise _unfit(f"`statistics` hold no {adapter.words} for {layer!r}; leave them out for this pair.")
+        held, wanted = given[model, layer].shape, (MEANS if adapter.b.kind == "rows" else PLACES)[end.kind]
         if held.partition(",")[0] != wanted:
             raise _unfit(
                 f"`statistics` hold layer {layer!r} of {model!r} by {held!r}, and a stitch maps it by {wanted!r}; "
@@ -163,10 +169,10 @@ def _saved_moments(statistics: Comparer, keys: tuple[LayerKey, LayerKey], meetin
             )
     x, y = statistics.alignment.pair(*keys)
     both = " and ".join(f"{layer!r} of {model!r}" for model, layer in keys)
-    if y != keys[1] or (x != keys[0] and meeting.resize != "average"):
+    if y != keys[1] or (x != keys[0] and adapter.resize != "average"):
         raise _unfit(
             f"`statistics` hold the maps of {both} averaged down to the smaller size, and this stitch needs "
-            f"{meeting.words}; leave `statistics` out for this pair."
+            f"{adapter.words}; leave `statistics` out for this pair."
         )
     kept = [one for one in statistics.every() if isinstance(one, (LayerMoments, LinearRows))]
     if not kept:
@@ -186,12 +192,12 @@ def _pair(collector: Collector, x: Key, y: Key) -> Moments:
     return collector.pair(x, y)
 
 
-def _refuse_coarse(moments: Moments, how: str) -> None:
+def _refuse_coarse(moments: Moments, method: str) -> None:
     """Refuse to whiten a layer by products in float32 where its neurons nearly depend on each other."""
     x = moments.x
     if x.rounding >= torch.finfo(torch.float32).eps and not are_firm(x.second[0]):
         raise _unfit(
-            f"`statistics` hold {x.name} by products in float32, which are too coarse for {how!r} as its neurons "
+            f"`statistics` hold {x.name} by products in float32, which are too coarse for {method!r} as its neurons "
             "nearly depend on each other; collect with measures=['linear_regression_r2'], which takes float64."
         )
 

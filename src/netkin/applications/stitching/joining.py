@@ -38,7 +38,7 @@ CLASS_TOKENS = 5  # at most: one for the class and four registers
 
 
 @dataclass(frozen=True)
-class End:
+class LayerOutput:
     """One layer's side of a stitch: the kind and the sizes of its output."""
 
     kind: str
@@ -47,7 +47,7 @@ class End:
     tokens: int = 0
 
     @classmethod
-    def of(cls, output: Tensor, name: str, *, line: bool = False) -> End:
+    def of(cls, output: Tensor, name: str, *, line: bool = False) -> LayerOutput:
         """Return the end that a layer's `output` is; three dimensions are tokens, or a map of one where `line`."""
         if output.ndim in (4, 5) or (output.ndim == 3 and line):
             return cls("maps", output.shape[1], tuple(output.shape[2:]))
@@ -78,7 +78,7 @@ class End:
         spread = self.spread(output)
         return rows_by_place(spread, fitting_mask(mask, spread))
 
-    def places(self, other: End) -> tuple[int, ...]:
+    def places(self, other: LayerOutput) -> tuple[int, ...]:
         """Return the size of the map that this end is, or is laid out as for `other`: a line or a square."""
         if self.kind == "maps":
             return self.space
@@ -98,10 +98,10 @@ class End:
         return f"{self.kind} of width {self.width}{sizes.get(self.kind, '')}"
 
 
-class Meeting:
+class Adapter:
     """How the activations of end `a` take the form of end `b`, in their own width; refused where they cannot."""
 
-    def __init__(self, a: End, b: End, resize: str | None = None):
+    def __init__(self, a: LayerOutput, b: LayerOutput, resize: str | None = None):
         if resize not in (None, *RESIZES):
             raise UnknownName(
                 f"`resize` is None, 'average', 'bilinear' or 'nearest'; got {resize!r}.", argument="resize"
@@ -176,7 +176,7 @@ class Joints:
     names: tuple[str, str]
     layers: tuple[tuple[str, ...], tuple[str, ...]]
     wanted: tuple[Pair, ...]
-    meetings: Mapping[Pair, Meeting]
+    adapters: Mapping[Pair, Adapter]
     refused: Mapping[Pair, NetkinError]
     widths: tuple[Mapping[str, int], Mapping[str, int]]
     forms: Mapping[str, str]
@@ -229,19 +229,19 @@ def joints(
     given = (tuple(ours), tuple(theirs))
     sides = names if names[0] != names[1] else ("a", "b")
     wanted = tuple(dict.fromkeys(Pairs([sides], pairs).layer_pairs(dict(zip(sides, given, strict=True)), *sides)))
-    found = {(x, y): _meeting(ours[x], theirs[y], resize) for x, y in wanted}
-    cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Meeting)})
+    found = {(x, y): _adapter(ours[x], theirs[y], resize) for x, y in wanted}
+    cuts = _cuts(trial, {y for (_, y), one in found.items() if isinstance(one, Adapter)})
     for pair, one in found.items():
         reason = cuts.get(pair[1])
-        found[pair] = reason if isinstance(one, Meeting) and isinstance(reason, NetkinError) else one
-    known = [{layer: end for layer, end in ends.items() if isinstance(end, End)} for ends in (ours, theirs)]
+        found[pair] = reason if isinstance(one, Adapter) and isinstance(reason, NetkinError) else one
+    known = [{layer: end for layer, end in ends.items() if isinstance(end, LayerOutput)} for ends in (ours, theirs)]
     spaces = [{layer: end.space for layer, end in ends.items()} for ends in known]
     return Joints(
         models=(a, b),
         names=names,
         layers=given,
         wanted=wanted,
-        meetings={pair: one for pair, one in found.items() if isinstance(one, Meeting)},
+        adapters={pair: one for pair, one in found.items() if isinstance(one, Adapter)},
         refused={pair: one for pair, one in found.items() if isinstance(one, NetkinError)},
         widths=({x: end.width for x, end in known[0].items()}, {y: end.width for y, end in known[1].items()}),
         forms={layer: end.form for ends in known for layer, end in ends.items()},
@@ -284,7 +284,7 @@ class _Trial:
     model: nn.Module
     name: str
     few: Any
-    ends: Mapping[str, End | NetkinError]
+    ends: Mapping[str, LayerOutput | NetkinError]
     outputs: Mapping[str, Tensor]
     answers: Any
     fewer: Any
@@ -310,26 +310,28 @@ def _try_out(
         (answers, many), (fewer, few) = (run(take(batch, count)) for count in (FEW, 2))
         again = run(take(batch, FEW))[0] if whole else None
     known = modules(model)
-    ends: dict[str, End | NetkinError] = {}
+    ends: dict[str, LayerOutput | NetkinError] = {}
     for layer, output in few.items():
         who = f"{layer_label(layer)} of {name!r}"
         said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
         try:
             _refuse_dependent(output, many.get(layer, output), said)
-            ends[layer] = End.of(output, who, line=gives_lines(known, split_call(layer)[0]))
+            ends[layer] = LayerOutput.of(output, who, line=gives_lines(known, split_call(layer)[0]))
         except (ShapeError, InvalidValue) as reason:
             ends[layer] = reason
     return _Trial(model, name, take(batch, FEW), ends, many, answers, fewer, again)
 
 
-def _meeting(ours: End | NetkinError, theirs: End | NetkinError, resize: str | None) -> Meeting | NetkinError:
+def _adapter(
+    ours: LayerOutput | NetkinError, theirs: LayerOutput | NetkinError, resize: str | None
+) -> Adapter | NetkinError:
     """Return how two layers are connected, or why they can't be joined."""
     if isinstance(ours, NetkinError):
         return ours
     if isinstance(theirs, NetkinError):
         return theirs
     try:
-        return Meeting(ours, theirs, resize)
+        return Adapter(ours, theirs, resize)
     except ShapeError as reason:
         return reason
 

@@ -127,17 +127,17 @@ def random(moments: Moments, *, seed: int = 0) -> LinearMap:
     return LinearMap(weight, torch.zeros_like(weight[0]))
 
 
-Method = Callable[..., LinearMap]
+MatchingFunction = Callable[..., LinearMap]
 
 
-METHODS: dict[str, Method] = {
-    method.__name__: method
-    for method in (least_squares, ridge, procrustes, reduced_rank, lasso, permutation, identity, random)
+METHODS: dict[str, MatchingFunction] = {
+    function.__name__: function
+    for function in (least_squares, ridge, procrustes, reduced_rank, lasso, permutation, identity, random)
 }
 
 
-def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
-    """Return the map that the method `how`, such as ``"reduced_rank(k=8)"``, finds for a pair of layers.
+def matched(moments: Moments, method: str = "least_squares") -> LinearMap:
+    """Return the map that a `method`, such as ``"reduced_rank(k=8)"``, finds for a pair of layers.
 
     Example:
         >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
@@ -145,28 +145,30 @@ def matched(moments: Moments, how: str = "least_squares") -> LinearMap:
         tensor([[ 0.,  1.],
                 [-1., -0.]], dtype=torch.float64)
     """
-    method, parameters = find(how)
-    return method(moments, **parameters)
+    function, parameters = find(method)
+    return function(moments, **parameters)
 
 
-def find(how: str, *, others: Sequence[str] = ()) -> tuple[Method, dict[str, Any]]:
-    """Return the function and the parameters that `how` names; where none is so named, `others` may have been meant."""
-    apart = parse_id(how) if isinstance(how, str) else None
+def find(method: str, *, others: Sequence[str] = ()) -> tuple[MatchingFunction, dict[str, Any]]:
+    """Return the function and the parameters that `method` names; `others` are names that may have been meant."""
+    apart = parse_id(method) if isinstance(method, str) else None
     if apart is None:
-        raise UnknownName(f"{how!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.")
+        raise UnknownName(
+            f"{method!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'."
+        )
     name, given = apart
     require_listed("matching method", name, METHODS if name in METHODS else [*METHODS, *others], "method")
     return METHODS[name], typed_parameters(name, given, defaults_of(METHODS[name]))
 
 
-def with_seed(how: str, seed: int) -> str:
+def with_seed(method: str, seed: int) -> str:
     """Return a method with its seed spelled out, where it is random and names none.
 
     Example:
         >>> with_seed("random", 3), with_seed("ridge", 3)
         ('random(seed=3)', 'ridge')
     """
-    return f"random(seed={seed})" if how == "random" else how
+    return f"random(seed={seed})" if method == "random" else method
 
 
 def _map_in_features(pair: Moments, inner: Tensor) -> LinearMap:

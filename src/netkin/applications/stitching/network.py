@@ -20,7 +20,7 @@ from torch.nn.utils import skip_init
 
 from netkin import __version__, files
 from netkin.applications.stitching.evaluating import Evaluation, evaluate_all, warn_of_doubt
-from netkin.applications.stitching.joining import End, Meeting, Pair
+from netkin.applications.stitching.joining import Adapter, LayerOutput, Pair
 from netkin.applications.stitching.maps import LinearMap
 from netkin.arrays import HALF
 from netkin.errors import FileError, InvalidValue, NoValue, ShapeError, outside
@@ -44,20 +44,20 @@ class Transformation(nn.Module):
     With `rank` the map is a bottleneck of two factors, which start as the best approximation of the matrix given.
     """
 
-    def __init__(self, linear: LinearMap, meeting: Meeting, *, rank: int | None = None):
+    def __init__(self, linear: LinearMap, adapter: Adapter, *, rank: int | None = None):
         super().__init__()
-        p, q = meeting.a.width, meeting.b.width
+        p, q = adapter.a.width, adapter.b.width
         if linear.weight.shape != (p, q):
             raise ShapeError(f"the map is {tuple(linear.weight.shape)}, and the layers need {(p, q)}.")
-        refuse_unfit_rank(rank, meeting)
-        self.meeting, self.rank = meeting, rank
-        narrowing = [] if rank is None else [_layer(meeting.b, p, rank, bias=False)]
-        self.linear = nn.Sequential(*narrowing, _layer(meeting.b, rank or p, q, bias=True))
+        refuse_unfit_rank(rank, adapter)
+        self.adapter, self.rank = adapter, rank
+        narrowing = [] if rank is None else [_layer(adapter.b, p, rank, bias=False)]
+        self.linear = nn.Sequential(*narrowing, _layer(adapter.b, rank or p, q, bias=True))
         self.set(linear)
 
     def forward(self, output: Tensor) -> Tensor:
         """Return what the second model's layer would have given."""
-        return self.linear(self.meeting(output))
+        return self.linear(self.adapter(output))
 
     @property
     def matrix(self) -> Tensor:
@@ -89,7 +89,7 @@ class Transformation(nn.Module):
 
 def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Transformation:
     """Return the transformation that a file holds."""
-    first, second = (as_record(End, end) for end in header["ends"])
+    first, second = (as_record(LayerOutput, end) for end in header["ends"])
     (p, q), rank = (first.width, second.width), header["rank"]
     held, needed = sum(array.size for array in arrays.values()), q + (p * q if rank is None else (p + q) * rank)
     if held != needed or min(p, q, rank or 1) < 1:  # before a map of any size is made
@@ -97,19 +97,19 @@ def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) ->
             f"its layers have {p:,} and {q:,} channels, and the map {held:,} numbers in place of {needed:,}"
         )
     blank = LinearMap(torch.zeros(p, q), torch.zeros(q))
-    transformation = Transformation(blank, Meeting(first, second, header["resize"]), rank=rank).double()
+    transformation = Transformation(blank, Adapter(first, second, header["resize"]), rank=rank).double()
     transformation.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     return transformation
 
 
-def refuse_unfit_rank(rank: int | None, meeting: Meeting) -> None:
+def refuse_unfit_rank(rank: int | None, adapter: Adapter) -> None:
     """Refuse a rank that no map between two layers has."""
-    most = min(meeting.a.width, meeting.b.width)
+    most = min(adapter.a.width, adapter.b.width)
     if rank is not None and not 1 <= rank <= most:
         raise InvalidValue(f"`rank` must lie between 1 and the smaller width, {most:,}; got {rank}.", argument="rank")
 
 
-def _layer(end: End, inputs: int, outputs: int, bias: bool) -> nn.Module:
+def _layer(end: LayerOutput, inputs: int, outputs: int, bias: bool) -> nn.Module:
     # its weights are set at once, so none are drawn: the random state of the user stays as it is
     if end.kind != "maps":
         return skip_init(nn.Linear, inputs, outputs, bias=bias)
@@ -184,7 +184,7 @@ class Stitched(nn.Module):
     @property
     def how(self) -> str:
         """How both models were cut and what is wasted, as text."""
-        met = self.transformation.meeting.words
+        met = self.transformation.adapter.words
         head = f"first model stopped after {self.layer_a!r}, nothing after it is computed"
         return "; ".join(filter(None, [head, met, f"second model {self.tail.how}"]))
 
@@ -208,7 +208,7 @@ def stitched_network(
     b: nn.Module,
     pair: Pair,
     linear: LinearMap,
-    meeting: Meeting,
+    adapter: Adapter,
     rank: int | None = None,
     cuts: bool = True,
 ) -> Stitched:
@@ -219,12 +219,12 @@ def stitched_network(
         b: the second model.
         pair: the layer of each.
         linear: the map of channels.
-        meeting: how the activations of the first take the form of the second.
+        adapter: how the activations of the first take the form of the second.
         rank: that of a bottleneck; None for a full map.
         cuts: whether `b` can be cut at its layer (see `joints`).
     """
     given = dtype_of(b)
-    transformation = Transformation(linear, meeting, rank=rank)
+    transformation = Transformation(linear, adapter, rank=rank)
     transformation.to(device_of(b), torch.float32 if given in HALF else given)
     transformation.set(linear)  # again, where it may be float64 by now
     return Stitched(a, pair[0], b, pair[1], transformation, cuts=cuts)
@@ -269,7 +269,7 @@ class Stitch:
     @property
     def resize(self) -> str | None:
         """How maps were brought to the other size; None where that was not needed."""
-        return self.transformation.meeting.resize
+        return self.transformation.adapter.resize
 
     @property
     def how(self) -> str:
@@ -312,8 +312,8 @@ class Stitch:
         weights = {f"weights {side}": model.digests[model.precision] for side, model in zip("ab", models, strict=True)}
         header = {name: getattr(self, name) for name in FIELDS} | {
             "layers": self.layers,
-            "ends": [asdict(transformation.meeting.a), asdict(transformation.meeting.b)],
-            "resize": transformation.meeting.resize,
+            "ends": [asdict(transformation.adapter.a), asdict(transformation.adapter.b)],
+            "resize": transformation.adapter.resize,
             "rank": transformation.rank,
             "cuts": network.cuts,
             "evaluation": None if self.evaluation is None else asdict(self.evaluation),
@@ -374,10 +374,10 @@ def _labels(stitch: Stitch | StitchRecord) -> tuple[str, str]:
 
 
 def _as_text(stitch: Stitch | StitchRecord, how: str = "") -> str:
-    meeting = stitch.transformation.meeting
+    adapter = stitch.transformation.adapter
     heading = f"{' → '.join(_labels(stitch))} by {stitch.method}, from {stitch.examples:,} examples"
     judged = "" if stitch.evaluation is None else str(stitch.evaluation)
-    return "\n".join(filter(None, [heading, f"{meeting.a} → {meeting.b}", how, judged]))
+    return "\n".join(filter(None, [heading, f"{adapter.a} → {adapter.b}", how, judged]))
 
 
 @overload
@@ -418,7 +418,7 @@ def load_stitch(
             f"{who} other weights than when the stitch in {str(path)!r} was made, and it fits those alone{dropped}.",
             stacklevel=outside(),
         )
-    network = stitched_network(a, b, layers, read.as_map(), read.meeting, rank=read.rank, cuts=record.cuts)
+    network = stitched_network(a, b, layers, read.as_map(), read.adapter, rank=read.rank, cuts=record.cuts)
     network.transformation.load_state_dict(read.state_dict())  # a bottleneck has its own factors
     facts = {name: getattr(record, name) for name in FIELDS}
     return Stitch(network, **facts, evaluation=None if others else evaluation)

@@ -29,12 +29,12 @@ from netkin.results.labels import parse_id
 from netkin.sources.batches import overlap_remark
 
 FITTED, JUDGED, VALIDATED = "fitting data digest", "test data digest", "validation data digest"
-How = str | TaskLoss
+MethodLike = str | TaskLoss
 Saved = Comparer | str | os.PathLike[str] | Sequence[Comparer | str | os.PathLike[str]] | None
 
 
 @dataclass(frozen=True)
-class Way:
+class StitchMethod:
     """One method: its id, the direct method that gives its map, and how that is trained, if it is."""
 
     id: str
@@ -53,32 +53,32 @@ class Way:
         return find(self.start)[0] in (identity, random)
 
 
-def find_way(how: How, seed: int, options: Mapping[str, Any] | None = None) -> Way:
+def find_method(method: MethodLike, seed: int, options: Mapping[str, Any] | None = None) -> StitchMethod:
     """Return a method as it was requested, with `options` of a training.
 
     `seed` is that of what is random, unless the method names one of its own.
     """
-    name, given = (parse_id(how) if isinstance(how, str) else None) or (how, {})
+    name, given = (parse_id(method) if isinstance(method, str) else None) or (method, {})
     if name == NAME:
-        training = TaskLoss.read(str(how), {**({} if "seed" in given else {"seed": seed}), **(options or {})})
-        return Way(str(training), training.start, training)
+        training = TaskLoss.read(str(method), {**({} if "seed" in given else {"seed": seed}), **(options or {})})
+        return StitchMethod(str(training), training.start, training)
     for key in options or {}:
-        if isinstance(how, TaskLoss):
+        if isinstance(method, TaskLoss):
             raise InvalidValue(f"`{key}` is given as well as a `TaskLoss`; set it there.", argument=key)
-        raise UnknownName(f"{how!r} has no option {key!r}; such options belong to {NAME!r}.", argument=key)
-    if isinstance(how, TaskLoss):
-        return Way(str(how), how.start, how)
-    find(how, others=[NAME])
+        raise UnknownName(f"{method!r} has no option {key!r}; such options belong to {NAME!r}.", argument=key)
+    if isinstance(method, TaskLoss):
+        return StitchMethod(str(method), method.start, method)
+    find(method, others=[NAME])
     spelled = f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})" if given else str(name)
-    return Way(spelled, with_seed(spelled, seed))
+    return StitchMethod(spelled, with_seed(spelled, seed))
 
 
-def find_ways(hows: How | Sequence[How], seed: int) -> dict[str, Way]:
+def find_methods(methods: MethodLike | Sequence[MethodLike], seed: int) -> dict[str, StitchMethod]:
     """Return methods by their ids, each once; none at all is refused."""
-    given = [hows] if isinstance(hows, (str, TaskLoss)) else list(hows)
+    given = [methods] if isinstance(methods, (str, TaskLoss)) else list(methods)
     if not given:
-        raise InvalidValue("`hows` is empty; name at least one method, e.g. 'least_squares'.", argument="hows")
-    return {way.id: way for way in (find_way(how, seed) for how in given)}
+        raise InvalidValue("`methods` is empty; name at least one, e.g. 'least_squares'.", argument="methods")
+    return {one.id: one for one in (find_method(method, seed) for method in given)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ class StitchRequest(Experiment):
     Args:
         models: the models, by the names that results call them.
         data: the examples from which the maps are found; None where `statistics` give them.
-        ways: the methods.
+        methods: how the maps are found.
     """
 
-    ways: tuple[Way, ...]
+    methods: tuple[StitchMethod, ...]
     validation: Any = option(
         None, "the examples on which a training is evaluated meanwhile; by default part of `data`."
     )
@@ -122,7 +122,7 @@ class StitchRequest(Experiment):
             raise InvalidValue(
                 "`data` is missing: pass a loader, an iterable of batches or one array of inputs.", argument="data"
             )
-        if self.data is None and (self.test is None or any(way.training for way in self.ways)):
+        if self.data is None and (self.test is None or any(method.training for method in self.methods)):
             raise InvalidValue(
                 "statistics give the maps of direct methods alone: pass `data` for a training, and `test` to "
                 "evaluate on.",
@@ -130,13 +130,15 @@ class StitchRequest(Experiment):
             )
 
     @classmethod
-    def of_sweep(cls, models: Mapping[str, nn.Module], data: Any, test: Any, hows: Any, options: Any) -> StitchRequest:
+    def of_sweep(
+        cls, models: Mapping[str, nn.Module], data: Any, test: Any, methods: Any, options: Any
+    ) -> StitchRequest:
         """Return what is asked of a sweep, which reads its data several times."""
-        ways = tuple(find_ways(hows, options.get("seed", 0)).values())
-        if any(way.training is not None and way.training.resume is not None for way in ways):
+        chosen = tuple(find_methods(methods, options.get("seed", 0)).values())
+        if any(one.training is not None and one.training.resume is not None for one in chosen):
             raise InvalidValue("`resume` is for a single stitch; a sweep continues by `save`.", argument="resume")
         options = {**options, "scores": known_scores(options.get("scores", USUAL))}
-        request = cls(models=models, data=data, test=test, ways=ways, **options)
+        request = cls(models=models, data=data, test=test, methods=chosen, **options)
         request.refuse_iterators("a sweep", "data", "test", "validation")
         return request
 
@@ -213,9 +215,9 @@ class StitchRequest(Experiment):
     def call(self, name: str, **models: Any) -> str:
         """Return the command or the call that requests a sweep."""
         told = ("pairs", "layers", "measures", "scores", "shape", "resize", "seed", "examples", "test_examples")
-        test, hows = None if self.test is None else data_name(self.test), [way.id for way in self.ways]
+        test, methods = None if self.test is None else data_name(self.test), [method.id for method in self.methods]
         options = {name: getattr(self, name) for name in told}
-        return described_call(name, **models, data=data_name(self.data), test=test, hows=hows, **options)
+        return described_call(name, **models, data=data_name(self.data), test=test, methods=methods, **options)
 
 
 class SweepOptions(TypedDict, total=False):

@@ -65,7 +65,7 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
     Example:
         >>> from netkin.applications.stitching import stitch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        >>> one, other = (stitch(model, "1", model, "1", torch.randn(50, 4), how) for how in ("identity", "random"))
+        >>> one, other = (stitch(model, "1", model, "1", torch.randn(50, 4), by) for by in ("identity", "random"))
         >>> bool(torch.allclose(interpolate(one, other, 0.0).map.weight, one.map.weight))
         True
     """
@@ -179,8 +179,8 @@ def _barrier(weights: list[float], said: list[Answers]) -> Barrier:
 def _between(first: Stitch, second: Stitch, weight: float) -> Stitched:
     x, y, network = first.map, second.map, first.network
     mixed = LinearMap(_mix(x.weight, y.weight, weight), _mix(x.bias, y.bias, weight))
-    meeting = first.transformation.meeting
-    return stitched_network(network.a, network.b, first.layers, mixed, meeting, cuts=network.cuts)
+    adapter = first.transformation.adapter
+    return stitched_network(network.a, network.b, first.layers, mixed, adapter, cuts=network.cuts)
 
 
 def _mix(x: Tensor, y: Tensor, weight: float) -> Tensor:
@@ -208,7 +208,7 @@ def _refuse_unlike(first: Stitch, second: Stitch) -> None:
             f"the stitches join different layers ({' → '.join(first.layers)} and {' → '.join(second.layers)}); give "
             "two stitches of the same layers."
         )
-    one, other = first.transformation.meeting, second.transformation.meeting
+    one, other = first.transformation.adapter, second.transformation.adapter
     if (one.a, one.b, one.resize) != (other.a, other.b, other.resize):
         words = [f"{each.a} to {each.b}{f' ({each.resize})' if each.resize else ''}" for each in (one, other)]
         raise InvalidValue(

@@ -21,17 +21,17 @@ from torch import nn
 
 from netkin import files
 from netkin.applications.stitching.evaluating import MEMORY, SCORES, Evaluation, evaluate_each
-from netkin.applications.stitching.fitting import Fit, fit_by_pass, fit_saved
+from netkin.applications.stitching.fitting import FittedMoments, fit_by_pass, fit_saved
 from netkin.applications.stitching.joining import Joints, Pair
 from netkin.applications.stitching.network import Stitch
 from netkin.applications.stitching.request import (
     FITTED,
     JUDGED,
     SWEEP,
-    How,
+    MethodLike,
+    StitchMethod,
     StitchRequest,
     SweepOptions,
-    Way,
     two_models,
 )
 from netkin.applications.stitching.structure import contrasts
@@ -60,7 +60,7 @@ from netkin.sources.names import by_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Work = tuple[Pair, Way]
+Work = tuple[Pair, StitchMethod]
 Layers = tuple[Sequence[str], Sequence[str]]  # rows and columns of tables
 Outcomes = Mapping[tuple[Pair, str], Evaluation | str]  # by layers and method: the scores, or why there are none
 FLATTERED = (
@@ -76,7 +76,7 @@ def stitch_all(
     b: nn.Module,
     data: Any = None,
     test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
+    methods: MethodLike | Sequence[MethodLike] = ("least_squares",),
     *,
     names: tuple[str, str] = ("a", "b"),
     **options: Unpack[SweepOptions],
@@ -92,7 +92,7 @@ def stitch_all(
         b: the second model.
         data: the examples from which the maps are found.
         test: the examples on which they are evaluated; by default `data`.
-        hows: one method or several, as in `nk.stitch`; options of a training as ``"task_loss(epochs=3)"``.
+        methods: one method or several, as in `nk.stitch`; options of a training as ``"task_loss(epochs=3)"``.
         names: what the result calls the two models.
 
     Example:
@@ -104,7 +104,7 @@ def stitch_all(
         >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
         1.0
     """
-    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, hows, options)
+    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
     call = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b))
     (found,) = _sweeps(request, [(names[0], names[1])], call, several=False)
     return found
@@ -116,7 +116,7 @@ def stitch_many(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
     data: Any = None,
     test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
+    methods: MethodLike | Sequence[MethodLike] = ("least_squares",),
     **options: Unpack[SweepOptions],
 ) -> Comparisons:
     """Return the sweeps of all ordered pairs of several models; `spread()` of them has the means over the pairs.
@@ -125,12 +125,12 @@ def stitch_many(
         models: a mapping from names to models, or a list, whose names are then 0, 1, 2, ...
         data: the examples from which the maps are found.
         test: the examples on which they are evaluated; by default `data`.
-        hows: one method or several, as in `nk.stitch`.
+        methods: one method or several, as in `nk.stitch`.
     """
     given = named_models(models)
     if len(given) < 2:
         raise InvalidValue(f"`stitch_many` needs at least two models; got {len(given)}.", argument="models")
-    request = StitchRequest.of_sweep(given, data, test, hows, options)
+    request = StitchRequest.of_sweep(given, data, test, methods, options)
     call = request.call("nk.stitch_many", models=list(given))
     return Comparisons(_sweeps(request, list(permutations(given, 2)), call, several=True))
 
@@ -206,7 +206,7 @@ class _Outcome:
         return as_record(cls, {**part.values, "evaluation": found or None})
 
 
-def joined(request: StitchRequest, names: Pair) -> tuple[Joints, Fit | None]:
+def joined(request: StitchRequest, names: Pair) -> tuple[Joints, FittedMoments | None]:
     """Return which layers of two models are stitched, and the fit from saved statistics where these are given."""
     with request.lending(*(request.given_models[name] for name in names), data=(request.validation,)):
         found = request.joints(names)
@@ -228,7 +228,7 @@ class Sweep:
         }
         self.joints, self.saved = joined(request, names)
         self.statistics = None if self.saved is None else self.saved.statistics
-        self.work: list[Work] = [(pair, way) for pair in self.joints.meetings for way in request.ways]
+        self.work: list[Work] = [(pair, method) for pair in self.joints.adapters for method in request.methods]
         self.outcomes: dict[Work, _Outcome | None] = dict.fromkeys(self.work)  # None: not yet
         self.made: list[Stitch] = []
 
@@ -254,12 +254,14 @@ class Sweep:
     @property
     def tables(self) -> dict[str, Values]:
         """The scores of all stitches so far, as tables."""
-        hows, refused = [way.id for way in self.request.ways], self.joints.refused
+        methods, refused = [method.id for method in self.request.methods], self.joints.refused
         found: dict[tuple[Pair, str], Evaluation | str] = {
-            (pair, how): str(refused[pair]) for pair in refused for how in hows
+            (pair, method): str(refused[pair]) for pair in refused for method in methods
         }
-        known = {(pair, way.id): one.evaluation or one.reason for (pair, way), one in self.outcomes.items() if one}
-        return score_tables(self.joints.layers, self.joints.wanted, hows, self.request.scores, found | known)
+        known = {
+            (pair, method.id): one.evaluation or one.reason for (pair, method), one in self.outcomes.items() if one
+        }
+        return score_tables(self.joints.layers, self.joints.wanted, methods, self.request.scores, found | known)
 
     def lost_score(self, earlier: Comparison) -> str:
         """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
@@ -273,10 +275,10 @@ class Sweep:
 
     def part(self, key: Work) -> str:
         """Return the name of the part of the job that holds a stitch."""
-        (x, y), way = key
+        (x, y), method = key
         # what is trained depends on its batches, too; without a file nothing is continued, and they need not be counted
-        batches = f", {self.request.digests['batches']}" if way.training and self.request.save else ""
-        return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {way.identity}{batches}"
+        batches = f", {self.request.digests['batches']}" if method.training and self.request.save else ""
+        return f"{self.names[0]} into {self.names[1]}: {x!r} into {y!r} by {method.identity}{batches}"
 
     def _stitch(self) -> None:
         # a caller that receives each stitch gets all of them
@@ -294,19 +296,19 @@ class Sweep:
             self.job.check()
             self._train(key, one, known)
 
-    def _start(self, fit: Fit, pair: Pair, way: Way) -> tuple[Stitch, _Outcome] | None:
+    def _start(self, fit: FittedMoments, pair: Pair, method: StitchMethod) -> tuple[Stitch, _Outcome] | None:
         """Return the stitch of a pair by a method, before any training; None where there is no map."""
         try:
-            one = fit.stitch(pair, way, self.request.seed, self.origin)
+            one = fit.stitch(pair, method, self.request.seed, self.origin)
         except (NoValue, InvalidValue) as reason:  # a layer that does not vary; a rank above the width
-            self._keep((pair, way), _Outcome(reason=str(reason)))
+            self._keep((pair, method), _Outcome(reason=str(reason)))
             return None
-        few = fit.few_rows(pair, way.start)
+        few = fit.few_rows(pair, method.start)
         return one, _Outcome(None, "", few, one.network.tail.how, fit.examples, fit.digest)
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
-        for portion in portions_in_memory([MEMORY * one.transformation.meeting.b.width**2 for _, one, _ in made]):
+        for portion in portions_in_memory([MEMORY * one.transformation.adapter.b.width**2 for _, one, _ in made]):
             some = made[portion]
             self.job.check()
             begun = perf_counter()
@@ -415,7 +417,7 @@ class Sweep:
         which = request.pairs if isinstance(request.pairs, str) else f"{len(self.joints.wanted):,} listed"
         resize = request.resize or "average where maps shrink, bilinear where they grow"
         own = {"call": self.call, "pairs": which, "resize of stitches": resize}
-        losses = {f"loss of {way.id}": way.identity for way in request.ways if way.identity != way.id}
+        losses = {f"loss of {method.id}": method.identity for method in request.methods if method.identity != method.id}
         known = {f"asked {key}": value for key, value in request.settings.items()}
         if request.save is not None:  # the digests as the data were read for the job, or else by the passes
             known |= {key: text for key, text in request.digests.items() if key != "batches"}
@@ -427,24 +429,24 @@ class Sweep:
 
 
 def score_tables(
-    layers: Layers, wanted: Collection[Pair], hows: Sequence[str], scores: Sequence[str], found: Outcomes
+    layers: Layers, wanted: Collection[Pair], methods: Sequence[str], scores: Sequence[str], found: Outcomes
 ) -> dict[str, Values]:
     """Return a table for each score and method, those of the first score first, of what was `found` or why not."""
     examples = max((one.examples for one in found.values() if isinstance(one, Evaluation)), default=0)
     tables = dict[str, Values]()
-    for name, how in product(scores, hows):
+    for name, method in product(scores, methods):
         score, values = SCORES[name], dict[Pair, float | str]()
         for pair in wanted:
-            one = found.get((pair, how), INTERRUPTED)
+            one = found.get((pair, method), INTERRUPTED)
             value = score.read(one) if isinstance(one, Evaluation) else None
             reason = score.why_not(one) if isinstance(one, Evaluation) else one
             values[pair] = value if value is not None and isfinite(value) else reason
-        tables[f"{name}(how={how})"] = Values(
+        tables[f"{name}(how={method})"] = Values(
             quantity=replace(
                 score.quantity,
-                id=f"{name}(how={how})",
-                parameters={"how": how},
-                convention=f"{score.quantity.convention}; stitched by {how}",
+                id=f"{name}(how={method})",
+                parameters={"how": method},
+                convention=f"{score.quantity.convention}; stitched by {method}",
             ),
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
             exactness=f"on {examples:,} test examples",
@@ -494,7 +496,7 @@ def explain_stitch(
     b: nn.Module,
     data: Any = None,
     test: Any = None,
-    hows: How | Sequence[How] = ("least_squares",),
+    methods: MethodLike | Sequence[MethodLike] = ("least_squares",),
     *,
     names: tuple[str, str] = ("a", "b"),
     **options: Unpack[SweepOptions],
@@ -506,31 +508,38 @@ def explain_stitch(
         b: the second model.
         data: the examples from which the maps would be found.
         test: the examples on which they would be evaluated; by default `data`.
-        hows: one method or several.
+        methods: one method or several.
         names: what the plan calls the two models.
     """
-    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, hows, options)
+    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
     found, _ = joined(request, (names[0], names[1]))
-    widths = {x: found.widths[0][x] for x, _ in found.meetings}
-    products = sum(widths[x] * found.widths[1][y] for x, y in found.meetings)
+    widths = {x: found.widths[0][x] for x, _ in found.adapters}
+    products = sum(widths[x] * found.widths[1][y] for x, y in found.adapters)
     taken = 0 if request.saved else 8 * (sum(width**2 for width in widths.values()) + products)
     runs = _runs(request, found)
     counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
     passes, examples = (None if None in both else sum(both) for both in zip(*counts, strict=True))
     refused = {pair: str(reason) for pair, reason in found.refused.items()}
-    facts = (len(found.wanted), len(found.meetings), refused, tuple(way.id for way in request.ways), passes, taken)
+    facts = (
+        len(found.wanted),
+        len(found.adapters),
+        refused,
+        tuple(method.id for method in request.methods),
+        passes,
+        taken,
+    )
     plan = StitchPlan(*facts, (), examples)
     return replace(plan, lines=tuple(_plan_lines(plan, found, request, runs)))
 
 
 def _runs(request: StitchRequest, found: Joints) -> tuple[int, int]:
     """Return how often the two models run on each batch: of the data to fit on, and of those to evaluate on."""
-    stitches = [(y, way.training is None) for _, y in found.meetings for way in request.ways]
+    stitches = [(y, method.training is None) for _, y in found.adapters for method in request.methods]
     portions = portions_in_memory([MEMORY * found.widths[1][y] ** 2 for y, direct in stitches if direct])
     trained = sum(not direct for _, direct in stitches)  # each is evaluated by itself
     whole = sum(not found.cuts[y] for y, _ in stitches)  # a second model that can't be cut runs for each stitch
     similarities = 1 if found.models[0] is found.models[1] else 2
-    fitting = 0 if request.saved or not found.meetings else 2
+    fitting = 0 if request.saved or not found.adapters else 2
     return fitting, similarities + 2 * (len(portions) + trained) + whole
 
 
@@ -547,18 +556,22 @@ def _plan_lines(plan: StitchPlan, found: Joints, request: StitchRequest, runs: t
     yield f"stitches of {a!r} into {b!r}: {plan.joined:,} of {plan.pairs:,} pairs of layers can be joined"
     for reason, count in Counter(plan.refused.values()).most_common():
         yield f"  {count:,} can't be joined: {reason}"
-    resized = Counter(meeting.words for meeting in found.meetings.values() if meeting.words)
+    resized = Counter(adapter.words for adapter in found.adapters.values() if adapter.words)
     yield from (f"  {count:,} brought into another form: {words}" for words, count in resized.most_common())
     whole = [layer for layer, cut in found.cuts.items() if not cut]
     if whole:
         yield f"  the second model runs whole behind {', '.join(map(repr, whole))}, as it can't be cut there"
     source = "saved statistics" if request.saved else "sums"
-    for way in request.ways:
-        how = f"read from the {source}" if way.training is None else f"trained from {way.start}, {way.training.words}"
-        yield f"method {way.id}: {how}"
+    for method in request.methods:
+        source_of_map = (
+            f"read from the {source}"
+            if method.training is None
+            else f"trained from {method.start}, {method.training.words}"
+        )
+        yield f"method {method.id}: {source_of_map}"
     yield f"memory of the sums: {format_bytes(plan.bytes)}"
     counted = "" if plan.passes is None else f"{plan.passes:,}, of {plan.examples:,} examples in all"
     yield f"forward passes: {counted or 'unknown, as the data do not tell how many examples they have'}"
     yield f"  {runs[0]} on each batch for the maps; {runs[1]} on each of the test for similarities and evaluation"
-    if any(way.training is not None for way in request.ways):
+    if any(method.training is not None for method in request.methods):
         yield "and those of the training, in which the first model runs once on each example where memory allows"

@@ -24,7 +24,7 @@ from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from netkin.applications.stitching.evaluating import ActivationSimilarity, drop_padding, value_if_any
-from netkin.applications.stitching.joining import End
+from netkin.applications.stitching.joining import LayerOutput
 from netkin.applications.stitching.maps import find, with_seed
 from netkin.applications.stitching.network import Stitch, Stitched
 from netkin.arrays import label_tensor
@@ -158,11 +158,11 @@ class TaskLoss:
             )
 
     @classmethod
-    def read(cls, how: str = NAME, options: Mapping[str, Any] | None = None) -> TaskLoss:
-        """Return what `how`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
-        apart = parse_id(how)
+    def read(cls, method: str = NAME, options: Mapping[str, Any] | None = None) -> TaskLoss:
+        """Return what `method`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
+        apart = parse_id(method)
         if apart is None or apart[0] != NAME:
-            raise UnknownName(f"{how!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
+            raise UnknownName(f"{method!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
         given = {**apart[1], **(options or {})}
         for key in given:
             if key not in TRAINING:
@@ -269,7 +269,7 @@ def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
         )
 
 
-def cka_rows(output: Tensor, mask: Tensor | None, end: End, of: str) -> Tensor:
+def cka_rows(output: Tensor, mask: Tensor | None, end: LayerOutput, of: str) -> Tensor:
     """Return what the CKA penalty compares: a row a place, or a row an example, where padding counts as zero."""
     if of == "places":
         return end.rows(output, mask)
@@ -656,7 +656,7 @@ def _saving(
     identity = {name: in_words(value) for name, value in settings.course.items()} | {
         "layers": f"{network.layer_a!r} into {network.layer_b!r}",
         "batches": f"{per_epoch:,} an epoch",
-        "forms of the activations": network.transformation.meeting.words or "none",
+        "forms of the activations": network.transformation.adapter.words or "none",
         **{f"weights of the {name} model": weights_digest(model) for name, model in models.items()},
         **{name: str(digest.examples) for name, digest in digests.items()},
         "order of the examples": f"digest {digests['data'].order}",
@@ -756,7 +756,7 @@ def objective(network: Stitched, examples: Portion, settings: TaskLoss) -> Tenso
     value = settings.loss(*drop_padding(answers, examples.answers, examples.labels, examples.mask))
     if penalised:
         assert examples.own is not None
-        end = network.transformation.meeting.b
+        end = network.transformation.adapter.b
         both = (cka_rows(side, examples.mask, end, settings.cka_of) for side in (transformed, examples.own))
         value = value + settings.cka_penalty * batch_cka(*both)
     return value
@@ -771,7 +771,7 @@ def sample_scores(
     None stands where the sample has no labels, the answers are no scores, or the activations do not vary. All
     similarities are place by place; with ``cka_of="examples"`` there is `cka_of_examples` too.
     """
-    end, total, count = network.transformation.meeting.b, 0.0, 0
+    end, total, count = network.transformation.adapter.b, 0.0, 0
     similarity = ActivationSimilarity(end)
     whole = list[list[Tensor]]()  # activations of both sides, a row an example
     right, same = list[tuple[Tensor, Any]](), list[tuple[Tensor, Any]]()  # answers, and the classes wanted
@@ -810,7 +810,7 @@ def _share(pairs: Sequence[tuple[Tensor, Any]]) -> float | None:
     return right / seen if seen else None
 
 
-def _together(sides: Sequence[Tensor], end: End) -> Tensor:
+def _together(sides: Sequence[Tensor], end: LayerOutput) -> Tensor:
     """Return rows of several portions as one matrix; shorter sequences end in zeros, as padding does."""
     least, most = (chosen(part.shape[1] for part in sides) for chosen in (min, max))
     if least != most and end.kind == "maps":

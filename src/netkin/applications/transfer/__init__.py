@@ -45,7 +45,7 @@ from netkin.applications.transfer.task_similarity import task_similarity
 from netkin.applications.transfer.tasks import compare_tasks, seed_values
 from netkin.comparing.feed import data_name
 from netkin.comparing.sides import named_models
-from netkin.comparing.spec import takes_options
+from netkin.comparing.spec import functions_by_name, layers_by_name, takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
 from netkin.progress import reported, showing
@@ -135,18 +135,20 @@ def recommend(
     experiment = Experiment(models=named_models(models), data=data, **options)
     beside = scores if scores is not None else [BESIDE] if score is None else []
     wanted = [find_score(name) for name in dict.fromkeys([score or DEFAULT, *beside])]
-    by_model = {"layers": layers, "transforms": transforms, "forwards": forwards}
-    readings = {argument: experiment.of_each(argument, value) for argument, value in by_model.items()}
-    _refuse_unfit(experiment, count := chunks if errors else 0)
-    scored = []
+    names, count = list(experiment.models), chunks if errors else 0
+    layer_of = layers_by_name(layers, names)
+    transform_of = functions_by_name("transforms", transforms, names)
+    forward_of = functions_by_name("forwards", forwards, names)
+    _refuse_unfit(experiment, count)
+    how: Any = {"examples": experiment.examples, "device": experiment.device}
+    scored = list[_ScoredModel]()
     with showing(experiment.progress):
-        for name in reported(experiment.models, "scoring", "models"):
-            layer, transform, forward = (values[name] for values in readings.values())
-            read = partial(evidence_of, layer=layer, transform=transform, forward=forward, examples=experiment.examples)
-            scored.append(_scored(experiment, name, wanted, read, count))
+        for name in reported(names, "scoring", "models"):
+            own = how | {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
+            scored.append(_scored(experiment, name, wanted, partial(evidence_of, **own), count))
     _refuse_unpaired(scored, paired=not isinstance(data, str))
     call = described_call(
-        "nk.recommend", models=list(experiment.models), score=wanted[0].name, scores=[one.name for one in wanted[1:]],
+        "nk.recommend", models=names, score=wanted[0].name, scores=[one.name for one in wanted[1:]],
         layer=layers, forward=forwards, transform=transforms,
     )  # fmt: skip
     return _ranking(experiment, scored, wanted, count, call)
@@ -175,8 +177,7 @@ def _scored(
         caveats=(Caveat("random-weights", random),) if random else (),
     )  # fmt: skip
     try:
-        with experiment.lending(model):
-            evidence, scored.missing = _evidence(partial(read, model, data), scores)
+        evidence, scored.missing = _evidence(partial(read, model, data), scores)
     except (SourceError, UnknownName):
         raise
     except NetkinError as fault:

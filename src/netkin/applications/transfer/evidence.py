@@ -19,11 +19,10 @@ from netkin.arrays import as_matrix, label_tensor, resolution_of
 from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.identity.data import DataDigest, contents
-from netkin.progress import ProgressOption
 from netkin.representations import layers
 from netkin.representations.activations import ModelReading, RowsByLayer
 from netkin.representations.gradients import ExampleLosses, Target, are_probabilities, logits_of
-from netkin.representations.inputs import Forward, Transform, batch_length, call, inputs_of, labels_of
+from netkin.representations.inputs import Forward, batch_length, call, inputs_of, labels_of
 from netkin.representations.layers import Spec, modules
 from netkin.representations.shapes import Shape
 from netkin.sources.names import by_name
@@ -139,31 +138,18 @@ class Evidence:
 
 
 def evidence_of(
-    model: nn.Module,
-    data: Any,
-    layer: str | None = None,
-    examples: int | None = None,
-    forward: Forward | None = None,
-    transform: Transform | None = None,
-    progress: ProgressOption = None,
-    gradients: bool = False,
-) -> Evidence:
-    """Return what a model gives for labelled data.
+    model: nn.Module, data: Any, layer: str | None = None, *, gradients: bool = False,
+    **options: Unpack[ExperimentOptions],
+) -> Evidence:  # fmt: skip
+    """Return what a model gives for labelled data: features at a layer, by default the last one before its output.
 
-    Args:
-        model: the model, which is left as it was.
-        data: a loader, or an iterable of batches of (inputs, labels).
-        layer: the layer whose outputs are the features, by default the last one before the model's output.
-        examples: how many examples to read; None for all.
-        forward: a function ``forward(model, batch)`` that runs the model.
-        transform: a function of the inputs of a batch.
-        progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
-        gradients: whether to take the gradients of the tempered loss at the features, by a backward pass.
+    With `gradients` those of the tempered loss at the features as well, by a backward pass.
     """
-    chosen = layer or feature_layer(model)
-    read = _Reading(chosen, forward)
-    reading = ModelReading(model, Target() if gradients else None, None, read.forward, transform)
-    resolutions = reading.run(read.add, data, [chosen], examples, progress)
+    experiment, chosen = Experiment(models={"model": model}, data=data, **options), layer or feature_layer(model)
+    read = _Reading(chosen, experiment.forward)
+    reading = ModelReading(model, Target() if gradients else None, None, read.forward, experiment.transform)
+    with experiment.lending(model):
+        resolutions = reading.run(read.add, data, [chosen], experiment.examples)
     return read.evidence(resolutions[chosen])
 
 

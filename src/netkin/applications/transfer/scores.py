@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.experiment import DECLARED, ExperimentOptions
 from netkin.applications.transfer.evidence import NO_JOB, Array, Evidence, evidence_of
 from netkin.applications.transfer.ridge import fitted
 from netkin.comparing.spec import takes_options
@@ -147,10 +147,7 @@ def transfer_scores(
     """
     named = [name for name, one in SCORES.items() if not one.needs_gradients] if scores is None else scores
     wanted, found = [find_score(name) for name in named], {}
-    experiment = Experiment(models={"model": model}, data=data, **options)
-    how: Any = {"examples": experiment.examples, "forward": experiment.forward, "transform": experiment.transform}
-    with experiment.lending(model):
-        evidence = evidence_of(model, data, layer, gradients=any(one.needs_gradients for one in wanted), **how)
+    evidence = evidence_of(model, data, layer, gradients=any(one.needs_gradients for one in wanted), **options)
     if scores is None and evidence.probabilities is None:
         wanted = [one for one in wanted if not one.needs_head]
     for one in wanted:

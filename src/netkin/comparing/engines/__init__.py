@@ -30,7 +30,7 @@ Result = TypeVar("Result", bound="Comparer | list[Comparison]")
 
 
 class Engine(ABC):
-    """What does the work of a call of `compare`, `collect` or `compare_many`; each call has its own."""
+    """Does the work of one call of `compare`, `collect` or `compare_many`."""
 
     by_name: ClassVar[bool] = False  # whether models and data stay names, which are loaded where the work is done
 
@@ -52,7 +52,7 @@ class Engine(ABC):
 
     @abstractmethod
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
-        """Return how `compare_many` would go about it."""
+        """Return the plan of `compare_many`."""
 
 
 class PassEngine(Engine):

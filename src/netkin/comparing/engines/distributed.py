@@ -226,7 +226,7 @@ class Ranks:
             raise WorkerError(self._ask_store("get", "fault").decode())
 
     def _ask_store(self, what: str, *arguments: Any) -> Any:
-        """Return an answer of the store, which another process keeps; that may be gone."""
+        """Return an answer of the store, which belongs to another process that may have ended."""
         try:
             return getattr(self._store, what)(*arguments)
         except (dist.DistError, RuntimeError) as fault:
@@ -299,7 +299,7 @@ class Ranks:
     def reduced(
         self, mine: Any, to_message: Callable[[Any], TensorMessage], merged: Callable[[Any, TensorMessage], Any]
     ) -> Any:
-        """Return on rank 0 what all ranks hold, merged two by two; on others what they had when they gave it away."""
+        """Return on rank 0 what all ranks hold, merged two by two; on others what they held when they sent it."""
         step = 1
         while step < self.count:
             partner = self.rank ^ step

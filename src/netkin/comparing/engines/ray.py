@@ -193,7 +193,7 @@ class _Work:
                 )
 
     def _set_aside(self, fault: NetkinError) -> None:
-        """Leave a model out that failed; where two are compared, or it is no model's fault, the fault is raised."""
+        """Leave out a model that failed; if only two are compared, or the fault is no model's, raise it."""
         model = getattr(fault, "model", None)
         self.failed[model or ""] = str(fault)
         if not model or len(self.call.of) == 1 or not self._sound(self.call.of):
@@ -231,7 +231,7 @@ class _Work:
         return replace(plan, lines=(*plan.lines, self.cluster.words(self.gpus)))
 
     def _answer(self, function: str, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what one task says."""
+        """Return the result of one task."""
         ((_, result),) = self._results(function, {function: task}, "planning")
         if isinstance(result, NetkinError):
             raise result
@@ -258,7 +258,7 @@ class _Work:
         return from_arrays(*message)
 
     def _through(self, split: Split, job: Job, last: str) -> list[Message]:
-        """Return what the `last` task leaves of each group of pairs; blocks with a model that fails begin again."""
+        """Return the result of the `last` task for each group of pairs; blocks with a model that fails begin again."""
         failed: set[str] | None = None
         while failed != set(self.failed):
             failed = set(self.failed)
@@ -270,7 +270,7 @@ class _Work:
         return [(dict(part.values), part.arrays) for part in parts if part is not None]
 
     def _finish(self, blocks: Sequence[BlockWork], split: Split, job: Job, last: str) -> None:
-        """Do what is missing of some blocks; those with a model that fails are left."""
+        """Do what is missing of some blocks; those with a model that fails stay unfinished."""
         running = dict[Any, Running]()
         for block in blocks:
             self._start(block, split, job, last, running)
