@@ -57,7 +57,10 @@ class Condition(click.ParamType):
         return Check(str(value), found[1], found[2], limit)
 
 
-@command("diff netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report ab.html")
+@command(
+    "diff netkin:digits@before.pt netkin:digits@after.pt --data digits:test --report ab.html",
+    heading="Modules and limits",
+)
 @click.argument("a")
 @click.argument("b")
 @click.option("--data", required=True, metavar="DATA", help="Examples to run the models on; see `netkin list data`.")
