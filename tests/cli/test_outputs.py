@@ -140,7 +140,9 @@ GROWING = {
 }
 
 
-@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "federation")) for kind in GROWING]
+)
 def test_files_that_grow_with_the_work_do_not_either(netkin, place, files_up_to, kind):
     out = "OUT/finetune.netkin" if kind == "task sequence" else "OUT"
     with files_up_to(11000):

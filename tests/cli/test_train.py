@@ -9,6 +9,7 @@ import torch
 import netkin as nk
 from netkin.cli.options import KNOWN
 from netkin.training import Recipe
+from netkin.training.loop import Loop
 from netkin.training.recipe import OPTIMIZERS, SCHEDULES
 
 LINE = "train netkin:digits --data digits:train --optimizer adam --rate 0.003 --epochs 2"
@@ -44,6 +45,25 @@ def test_the_same_command_goes_on_and_another_one_is_refused(netkin):
     assert "holds a training that differs in seed" in other.stderr
     assert "--overwrite" in other.stderr
     assert facts(netkin(f"{LINE} --out digits.safetensors --seed 1 --overwrite --json"))["seed"] == 1
+
+
+def test_an_interrupted_training_says_how_it_resumes_and_ends_as_if_it_had_not_stopped(netkin, monkeypatch):
+    whole = facts(netkin(f"{LINE} --json"))
+    update = Loop._update
+
+    def interrupted(self, batch):
+        if self.step == 17:
+            raise KeyboardInterrupt
+        update(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_update", interrupted)
+        stopped = netkin(f"{LINE} --checkpoints run --out digits.pt")
+    assert stopped.exit_code == 130
+    assert "12 of 24 steps done in digits.pt; run the same command again to resume." in stopped.stderr
+    resumed = facts(netkin(f"{LINE} --checkpoints run --out digits.pt --json"))
+    assert [record["loss"] for record in resumed["history"]] == [record["loss"] for record in whole["history"]]
+    assert len(list(Path("run").iterdir())) == 3
 
 
 def test_checkpoints_are_a_run_that_dynamics_reads(netkin):

@@ -39,6 +39,7 @@ def results_of(made):
         "stitches": made.sweep(),
         "hostile": made.hostile(),
         "series": made.series(measures=("svcca", "cka"), constant=10),
+        "series of weights": replace(made.series(), between=made.comparison(made.table("svcca of fc", tuple("abcd")))),
         "federation": federation(),
         "federation that was not tested": federation(tested=False, alike=False),
         "ranking": ranking(reliability={"knn": (0.59, 0.07)}),

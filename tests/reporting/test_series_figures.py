@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,21 @@ def test_the_steps_are_chosen(made):
 @pytest.mark.slow
 def test_of_many_steps_five_are_shown(made):
     assert len(heatmaps(made.large_series().plot())) == 5
+
+
+def test_every_step_with_every_other_is_drawn_with_marks_where_layers_settle(made):
+    series = made.series()
+    steps = tuple(map(str, series.steps))
+    tables = [made.table(f"svcca of {layer}", steps) for layer in series.layers]
+    figure = replace(series, between=made.comparison(*tables)).plot()
+    maps = heatmaps(figure)[len(series.steps) :]
+    assert [axes.get_title() for axes in maps] == list(series.layers)
+    assert [axes.get_ylabel() for axes in maps] == ["step", "", "", ""]
+    for axes, table in zip(maps, tables, strict=True):
+        assert np.array_equal(axes.images[0].get_array(), table.values)
+    reached = [sum(series.reached(mark)[layer] is not None for mark in (0.99, 0.999)) for layer in series.layers]
+    assert [len(axes.lines) for axes in maps] == [2 * count for count in reached]
+    assert sum(reached) > 0
 
 
 def test_many_layers_are_told_by_a_bar_of_colours(made):

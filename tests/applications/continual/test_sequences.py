@@ -38,7 +38,8 @@ def all_weights(found):
     return [one for net in nets for one in net.state_dict().values()]
 
 
-@pytest.mark.parametrize("method", [pytest.param(one, marks=[pytest.mark.slow] * (one != "ewc")) for one in METHODS])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_a_sequence_that_stopped_and_goes_on_ends_as_one_that_did_not(method, tasks, tmp_path, monkeypatch):
     whole = learn_tasks(small_net, tasks, method, seeds=(0, 1), **RECIPE)
     path = tmp_path / "run.netkin"

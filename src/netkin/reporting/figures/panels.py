@@ -104,7 +104,8 @@ def _draw_group(part: Any, group: Sequence[Any], columns: int) -> None:
         if maps or not isinstance(block, Heatmap):
             block_into(ax, block)
             continue
-        first, last = place % columns == 0, place + columns >= len(group)
+        first = place % columns == 0 or block.sides[0] != group[place - 1].sides[0]
+        last = place + columns >= len(group)
         heatmap_into(ax, block, first=first, last=last)
         if not first and block.grid.rows == group[0].grid.rows:
             ax.yaxis.set_ticklabels([])
