@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from diff_worlds import (
 from torch import nn
 
 import netkin as nk
-from netkin.results.diff import OUTLYING
+from netkin.results.diff import OUTLYING, THRESHOLD
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "diff.json"
+RESULTS, GUIDE = HERE / "diff.json", HERE.parent / "docs" / "diff.md"
 PRECISIONS = (
     ("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32"),
     ("float32", "int8"), ("bfloat16", "int8"),
@@ -118,33 +118,50 @@ def clean_row(net: str, precisions: str, change: str, found: nk.results.Diff) ->
     }  # fmt: skip
 
 
+def counts(found: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a network's rows say: how many faults lie above the floor and are named, and how many alarms rose."""
+    seen = [row for row in found if row["above_floor"] >= THRESHOLD]
+    return {
+        "faults": len(found),
+        "above": len(seen),
+        "named": sum(row["right"] for row in seen),
+        "missed": [row for row in seen if not row["right"]],
+        "clean": len(pairs),
+        "alarms": [row for row in pairs if row["first"] is not None],
+        "largest": max(row["largest"] for row in pairs),
+    }
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Return the record as a table for the guide."""
+    head = [
+        "| network | faults | above the floor | named | clean pairs | alarms | largest clean ratio |",
+        "|---" * 7 + "|",
+    ]
+    keys = ("faults", "above", "named", "clean")
+    rows = [
+        [net, *(own[key] for key in keys), len(own["alarms"]), own["largest"]] for net, own in record["nets"].items()
+    ]
+    whole = ["all", *(sum(row[place] for row in rows) for place in range(1, 6)), max(row[6] for row in rows)]
+    lines = [f"| {' | '.join(map(str, row[:6]))} | {row[6]:.2f} |" for row in [*rows, whole]]
+    return "\n".join([*head, *lines])
+
+
 def main() -> None:
-    """Count, and write the record."""
+    """Count, and write the record and the table in the guide."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--net", action="append", choices=[*NETS])
-    parser.add_argument("--only", choices=["faults", "clean"])
+    parser.add_argument("--net", action="append", choices=[*NETS], help="by default all; others are left in the record")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    nets = given.net or [*NETS]
-    record: dict[str, Any] = {"netkin": nk.__version__, "torch": torch.__version__}
-    if given.only != "clean":
-        record["faults"] = list(faults(nets))
-        seen = [row for row in record["faults"] if row["above_floor"] >= 3]
-        missed = [row for row in seen if not row["right"]]
-        print(
-            f"faults: {len(seen) - len(missed)} of {len(seen)} named; "
-            f"{len(record['faults']) - len(seen)} below rounding"
-        )
-        for row in missed:
-            print("  missed", row)
-    if given.only != "faults":
-        record["clean"] = list(clean_pairs(nets))
-        alarms = [row for row in record["clean"] if row["first"] is not None]
-        print(f"clean pairs: {len(alarms)} of {len(record['clean'])} with an alarm; "
-              f"largest {max(row['largest'] for row in record['clean']):.2f}")  # fmt: skip
-        for row in alarms:
-            print("  alarm", row)
+    record = json.loads(given.out.read_text()) if given.out.exists() else {"nets": {}}
+    record |= {"netkin": nk.__version__, "torch": torch.__version__}
+    for net in given.net or NETS:
+        record["nets"][net] = counts(list(faults([net])), list(clean_pairs([net])))
+        print(net, record["nets"][net])
     given.out.write_text(json.dumps(record, indent=1) + "\n")
+    if given.out == RESULTS:
+        before, mark, rest = GUIDE.read_text().partition("<!-- trials: made by bench/diff.py -->\n")
+        GUIDE.write_text(before + mark + table(record) + "\n<!-- end" + rest.partition("<!-- end")[2])
 
 
 if __name__ == "__main__":
