@@ -19,13 +19,21 @@ from netkin.sources import examples, load_model
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
-    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "gradients",
+    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "gradients",
     "learning-dynamics", "continual", "federated", "cka-sparsity", "sparse-training", "dropping-tokens",
     "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
 LONG = {"compression", "gradients", "stitching"}  # their data are a third of the digits; the networks have seen all
 FEW = {"train": slice(500), "test": slice(1437, 1587)}
-QUICK = {"first-comparison", "choosing-a-measure", "adding-a-measure", "adding-a-statistic", "interpretation", "jobs"}
+QUICK = {
+    "first-comparison",
+    "choosing-a-measure",
+    "adding-a-measure",
+    "adding-a-statistic",
+    "diff",
+    "interpretation",
+    "jobs",
+}
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -43,7 +51,16 @@ def saved_weights():
         torch.save(load_model("netkin:digits", seed=seed).state_dict(), name)
 
 
-BEFORE = {"reading-a-report": saved_results, "recommend": saved_weights}
+def saved_versions():
+    """Save the weights of a network before and after one layer was changed."""
+    model = load_model("netkin:digits")
+    torch.save(model.state_dict(), "before.pt")
+    with torch.no_grad():
+        model.get_submodule("conv3").weight *= 1.01
+    torch.save(model.state_dict(), "after.pt")
+
+
+BEFORE = {"diff": saved_versions, "reading-a-report": saved_results, "recommend": saved_weights}
 
 
 def blocks(page):

@@ -79,6 +79,7 @@ CALLS = {
     "activations": lambda a, b, c, x: nk.activations(a, data=x),
     "gradients": lambda a, b, c, x: nk.gradients(a, data=x),
     "class_sensitivity": lambda a, b, c, x: nk.class_sensitivity(a, data=[(x, LABELS)]),
+    "diff": lambda a, b, c, x: nk.diff(a, a, [x], progress=False),
     "stitch": lambda a, b, c, x: nk.stitch(a, "first", b, "first", [(x, LABELS)], "least_squares"),
 }
 

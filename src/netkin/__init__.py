@@ -71,6 +71,7 @@ _ROOMS = {
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity"],
     "netkin.applications.compression": ["compress"],
+    "netkin.applications.diff": ["diff"],
     "netkin.applications.federated": ["federate"],
     "netkin.applications.dynamics": ["DynamicsRecorder", "dynamics"],
     "netkin.applications.freezing": ["FreezeTraining"],
@@ -101,6 +102,7 @@ _UNLISTED = {
         "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
     ],
     "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
+    "netkin.applications.diff": ["DiffPlan", "explain_diff"],
     "netkin.applications.dynamics": ["RunPlan", "explain_dynamics"],
     "netkin.applications.stitching": [
         "Stitch", "StitchPlan", "TaskLoss", "barrier", "explain_stitch", "interpolate", "load_stitch"
@@ -126,7 +128,7 @@ _UNLISTED = {
     "netkin.comparing.engines.ray": ["Ray"],
     "netkin.errors": ["EmptyLayerWarning", "InflatedWarning", "NoValue", "PackageWarning", "UnsavedWarning"],
     "netkin.files": ["read_header"],
-    "netkin.results": ["SparsityStudy", "document"],
+    "netkin.results": ["Diff", "SparsityStudy", "document"],
 }  # fmt: skip
 _LISTED = {name: room for room, names in _ROOMS.items() for name in names}
 _HOME = _LISTED | {name: room for room, names in _UNLISTED.items() for name in names}

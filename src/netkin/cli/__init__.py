@@ -24,6 +24,7 @@ from netkin.cli.catalogue import listing
 from netkin.cli.checking import doctor
 from netkin.cli.compare import collect, compare, merge
 from netkin.cli.demo import demo
+from netkin.cli.diff import diff
 from netkin.cli.options import KNOWN, QUIET, Commands, GroupedCommand, example
 from netkin.cli.outputs import ARGUMENTS, REFUSED
 from netkin.cli.saved import jobs, report, show
@@ -233,7 +234,7 @@ def with_completion(command: click.Command) -> None:
 
 
 COMMANDS = (
-    demo, compare, collect, merge, train, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
+    demo, compare, diff, collect, merge, train, dynamics, atoms, stitch, classes, tasks, compress, sparsity,
     recommend, federate, continual, report, show, listing, jobs, doctor, completion,
 )  # fmt: skip
 for one in COMMANDS:

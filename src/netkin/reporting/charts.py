@@ -32,7 +32,8 @@ class Line:
     """A named line: a value above each place of the x axis, None where there is none, with standard errors or without.
 
     `ends` are those of the bars; by default a standard error to both sides. The last `given` values are so by
-    construction. Its colour is that of a layer's `depth`, or of its `kind`, by default its number among the lines.
+    construction. Its colour is that of a layer's `depth`, or of its `kind`, by default its number among the lines. What
+    lies below a line that is `filled` is a band.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Line:
     depth: int | None = None  # of `depths`
     kind: int | None = None
     given: int = 0
+    filled: bool = False
 
     def bar(self, k: int) -> Ends | None:
         """Return the ends of the bar at place `k`, or None."""
@@ -114,8 +116,9 @@ def chart_of(title: str, curve: Curve) -> Chart | None:
     A list ``name ±`` holds the standard errors of ``name``.
 
     Example:
-        >>> chart_of("t", {"k": [1, 2], "kept": [0.5, 0.9], "kept ±": [0.1, None]}).lines
-        [Line(name='kept', values=[0.5, 0.9], errors=[0.1, None], ends=(), depth=None, kind=None, given=0)]
+        >>> chart = chart_of("t", {"k": [1, 2], "kept": [0.5, 0.9], "kept ±": [0.1, None]})
+        >>> [(line.name, line.values, line.errors) for line in chart.lines]
+        [('kept', [0.5, 0.9], [0.1, None])]
     """
     (across, places), *rest = curve.items()
     lists: Mapping[str, Sequence[Any]] = dict(rest)

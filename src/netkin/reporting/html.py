@@ -296,7 +296,8 @@ def _line_view(chart: Chart, k: int, lefts: Sequence[float]) -> dict[str, Any]:
         "colour": f"var(--k{kind % KINDS})" if line.depth is None else f"var(--d{line.depth})",
         "shape": SHAPES[(kind + kind // KINDS) % 2], "way": _path(lefts, free), "whiskers": whiskers,
         "given": _path(lefts[last:], heights[last:]) if line.given else "",
-        "dots": dots if len(chart.places) <= CROWDED else "",
+        "dots": dots if len(chart.places) <= CROWDED and not line.filled else "",
+        "band": _band(lefts, free) if line.filled else "",
     }  # fmt: skip
 
 
@@ -308,6 +309,13 @@ def _path(lefts: Sequence[float], heights: Sequence[float | None]) -> str:
             pieces.append(f"{'L' if drawn else 'M'}{_units(x)} {_units(y)}")
         drawn = y is not None
     return "".join(pieces)
+
+
+def _band(lefts: Sequence[float], heights: Sequence[float | None]) -> str:
+    """Return the outline of what lies below a line, without the places where a value is missing."""
+    known = [(x, y) for x, y in zip(lefts, heights, strict=True) if y is not None]
+    line = "".join(f"L{_units(x)} {_units(y)}" for x, y in known)
+    return f"M{_units(known[0][0])} {SIDE}{line}L{_units(known[-1][0])} {SIDE}Z" if known else ""
 
 
 def _units(length: float) -> str:

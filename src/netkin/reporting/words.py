@@ -14,6 +14,7 @@ import numpy as np
 from netkin.errors import NoValue
 from netkin.results import Comparison, Comparisons, Federation, Match, Ranking, Series, Trend, Values
 from netkin.results.compression import Compression
+from netkin.results.diff import Diff
 from netkin.results.labels import (
     LONGEST,
     NOT_ASKED,
@@ -285,6 +286,10 @@ def figure_caption(results: Any) -> str:
     if isinstance(results, Federation):
         alike = ", and how similar the clients are" if results.similarity is not None else ""
         return f"{results.title}: accuracy of each client by round{alike}."
+    if isinstance(results, Diff):
+        return (
+            f"Errors of the modules of {results.b} on the inputs of {results.a}'s, in the order of calls{_on(results)}."
+        )
     if isinstance(results, SparsityStudy):
         return "Weights that are left, debiased CKA between layers, and accuracy after pruning, as far as measured."
     if isinstance(results, Compression):

@@ -3,6 +3,7 @@
 from netkin.results.caveats import Caveat
 from netkin.results.comparison import Comparison, Values
 from netkin.results.comparisons import Comparisons
+from netkin.results.diff import Diff
 from netkin.results.federation import Federation
 from netkin.results.packing import document, load
 from netkin.results.quantity import Quantity
@@ -18,6 +19,7 @@ __all__ = [
     "Caveat",
     "Comparison",
     "Comparisons",
+    "Diff",
     "Federation",
     "Match",
     "Quantity",

@@ -205,6 +205,7 @@ def _records(columns: Mapping[str, Any], kind: type[Any], arrays: Mapping[str, n
 RESULTS: dict[str, tuple[str, str]] = {
     "comparison": ("netkin.results.comparison", "Comparison"),
     "comparisons": ("netkin.results.comparisons", "Comparisons"),
+    "diff": ("netkin.results.diff", "Diff"),
     "federation": ("netkin.results.federation", "Federation"),
     "ranking": ("netkin.results.ranking", "Ranking"),
     "series": ("netkin.results.series", "Series"),
@@ -226,7 +227,7 @@ READERS: dict[str, tuple[str, str, int]] = {
 def load(path: str | os.PathLike[str], *models: Any) -> Any:
     """Return the result that was saved at `path`, of any kind.
 
-    A `Comparison`, `Comparisons`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies` or
+    A `Comparison`, `Comparisons`, `Diff`, `Ranking`, `Series`, `Federation`, `SparsityStudy`, `TaskAccuracies` or
     `TaskEnsembles`; statistics to compare from; a recording to make series of; a stitch, with the two `models` that it
     joins; a compressed model, with the original one; and fits of `nk.kernel_ridge`, with their model. Without models a
     stitch and a compressed model give their records. Torch is imported only for what needs it.

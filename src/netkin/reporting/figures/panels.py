@@ -252,7 +252,9 @@ def chart_into(ax: Any, chart: Chart, up: str) -> None:
     else:
         _number_axis(ax, chart)
         write_words(ax.set_xlabel, chart.across, fontsize=8)
-    margin = 0.03 * (chart.up.high - chart.up.low)
+    if chart.up.logarithmic:
+        ax.set_yscale("log")
+    margin = 0.0 if chart.up.logarithmic else 0.03 * (chart.up.high - chart.up.low)
     ax.set_ylim(chart.up.low - margin, chart.up.high + margin)
     write_words(ax.set_ylabel, textwrap.fill(up, 44), fontsize=8)
     ax.tick_params(labelsize=7, width=0.6)
@@ -273,6 +275,8 @@ def _line_into(ax: Any, chart: Chart, k: int, line: Line, colours: Sequence[str]
         drawn = ax.errorbar(places, shown, yerr=np.nan_to_num(reach), capsize=2, **style)[0]
     else:
         (drawn,) = ax.plot(places, shown, **style)
+    if line.filled:
+        ax.fill_between(places, shown, chart.up.low, alpha=0.15, color=drawn.get_color(), linewidth=0)
     drawn.set_label(line.name.replace("$", r"\$"))
     known = [j for j in range(free) if math.isfinite(values[j])]
     if line.given and known:

@@ -14,6 +14,7 @@ from netkin.reporting.blocks import Page
 from netkin.reporting.html import html_of, notebook_of
 from netkin.reporting.page.comparison_page import comparison_page
 from netkin.reporting.page.compression_page import compression_page
+from netkin.reporting.page.diff_page import diff_page
 from netkin.reporting.page.federation_page import federation_page
 from netkin.reporting.page.ranking_page import ranking_page
 from netkin.reporting.page.series_page import series_page
@@ -21,6 +22,7 @@ from netkin.reporting.page.sparsity_page import sparsity_page
 from netkin.reporting.page.task_page import TaskRecord, task_page
 from netkin.results import Comparison, Comparisons, Federation, Ranking, Series, TaskAccuracies, TaskEnsembles
 from netkin.results.compression import Compression
+from netkin.results.diff import Diff
 from netkin.results.weight_sparsity import SparsityStudy
 
 ENDINGS = (".html", ".htm")
@@ -30,6 +32,7 @@ MAKERS: dict[type, Any] = {
     Federation: federation_page,
     SparsityStudy: sparsity_page,
     Compression: compression_page,
+    Diff: diff_page,
 }
 
 Results = (
@@ -40,6 +43,7 @@ Results = (
     | Federation
     | SparsityStudy
     | Compression
+    | Diff
     | TaskRecord
     | Iterable[Comparison]
     | Iterable[TaskRecord]
@@ -51,8 +55,8 @@ def report(
 ) -> Path:
     """Write a result as a single HTML page to `path`, and return the path.
 
-    It is one comparison or several, a series, a ranking, a federation, a sparsity study, or one way to learn tasks in a
-    row or several.
+    It is one comparison or several, a series, a ranking, a federation, a sparsity study, a diff, or one way to learn
+    tasks in a row or several.
 
     The page opens in any browser without a network; it is there whole or not at all. Its name ends in .html or .htm. A
     file that is there is written over only with `overwrite`. `title` heads the page in place of its own.

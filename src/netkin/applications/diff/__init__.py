@@ -1,0 +1,396 @@
+"""Diff: at which module two versions of a model part, beyond what rounding explains.
+
+Every called module of the one runs on the inputs of its counterpart in the other, and its error is held against a
+floor: what rounding alone does to its output on the same inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.stats import f as f_distribution
+from torch import nn
+
+from netkin import __version__
+from netkin.applications.diff.floor import counterpart_dtypes
+from netkin.applications.diff.matching import counterparts
+from netkin.applications.diff.own_code import borrowing
+from netkin.applications.diff.patching import blocks_among, patched
+from netkin.applications.diff.predictions import Predictions, logits_of
+from netkin.applications.diff.replay import Examples, OutputErrors, Replay, ReplayedCall, relative, traced
+from netkin.applications.diff.training_flags import is_inside, training, training_alone
+from netkin.applications.diff.weight_relations import SAME, weight_relations
+from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.comparing.feed import data_name
+from netkin.comparing.spec import takes_options
+from netkin.errors import ForwardError
+from netkin.identity import described_call, weights_digest
+from netkin.memory import format_bytes
+from netkin.progress import reported
+from netkin.representations.hooks import inference_mode_of
+from netkin.representations.inputs import (
+    attention_mask,
+    batches_of,
+    dtype_of,
+    feed,
+    length_if_known,
+)
+from netkin.representations.layers import modules, split_call, unwrapped
+from netkin.results.caveats import Caveat
+from netkin.results.diff import THRESHOLD, ArgumentDiff, Diff, ModuleDiff, WeightDiff
+from netkin.results.labels import plural
+from netkin.sources.weights import remark_on
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["DiffPlan", "diff", "explain_diff"]
+
+WITHOUT_NUMBERS = "it gives no floating numbers"
+REPLAYS = 3  # of each module: its counterpart, itself in the other precision, and one above
+CHANCE = 0.9999  # how surely the errors of a few numbers lie below the threshold, where rounding alone made them
+
+
+@takes_options(without="test save overwrite partial", declared=DECLARED)
+def diff(
+    a: nn.Module | str,
+    b: nn.Module | str,
+    data: Any,
+    *,
+    match: Mapping[str, str] | None = None,
+    names: tuple[str, str] | None = None,
+    **options: Unpack[ExperimentOptions],
+) -> Diff:
+    """Return at which module two versions of a model part: between precisions, kernels, ports, checkpoints.
+
+    On the first batch of the data every called module of the more precise model is compared with its counterpart in
+    the other, which gets the same inputs; their difference is held against what rounding alone does. A module stands
+    out where its error exceeds that floor more than threefold, over the whole batch or in one of its examples. The
+    outputs of the two models are compared over all of the data.
+
+    Args:
+        a: a model, or its name as `nk.load_model` takes it.
+        b: the other version of it.
+        data: batches, or the name of data as `nk.load_data` takes it.
+        match: modules of `a` that have another name in `b`, such as ``{"transformer.h.*": "blocks.*"}``; what is inside
+            is renamed with them.
+        names: what the result calls the two models.
+
+    Example:
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch...
+        >>> a = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        >>> b = nn.Sequential(a[0], nn.GELU(approximate="tanh"), a[2])
+        >>> diff(a, b, torch.randn(20, 8), progress=False).first
+        '1'
+    """
+    called = names or tuple(given if isinstance(given, str) else name for name, given in (("a", a), ("b", b)))
+    experiment = Experiment(models=dict(zip("ab", (a, b), strict=True)), data=data, **options)
+    models = [experiment.load_model(name) for name in "ab"]
+    batches = experiment.load_data("a")
+    reading = _Reading(experiment, batches)
+    call = described_call(
+        "nk.diff", a=called[0], b=called[1], match=match, transform=experiment.transform, forward=experiment.forward
+    )
+    digests = {f"weights of {side}": weights_digest(model) for side, model in zip("ab", models, strict=True)}
+    facts: dict[str, Any] = {
+        "a": called[0],
+        "b": called[1],
+        "data": data if isinstance(data, str) else data_name(batches),
+        "seed": experiment.seed,
+        "provenance": {"call": call} | digests,
+        "version": __version__,
+    }
+    with experiment.lending(*models):
+        found = _compared(models[0], models[1], reading, match, facts)
+    random = tuple(Caveat("random-weights", remark) for remark in map(remark_on, models) if remark)
+    return replace(found, caveats=(*random, *found.caveats))
+
+
+@dataclass(frozen=True)
+class DiffPlan:
+    """What a diff would take.
+
+    Args:
+        reference: which model is the reference, "a" or "b".
+        modules: how many modules of `a` have a counterpart in `b`, and run on its inputs.
+        unmatched: how many have none.
+        levels: how deeply modules lie in each other.
+        passes: how many times the first batch goes through a model, replays of all levels among them.
+        examples: how many examples the first batch has.
+        kept: bytes of outputs that are kept on the host for one batch.
+        weights: bytes above the models that casting the whole reference takes for a while.
+    """
+
+    reference: str
+    modules: int
+    unmatched: int
+    levels: int
+    passes: int
+    examples: int
+    kept: int
+    weights: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"{plural(self.modules, 'module')} of a with a counterpart in b, and {self.unmatched} without; "
+            f"{self.reference} is the reference",
+            f"one batch of {plural(self.examples, 'example')}: about {self.passes} forward passes, {REPLAYS} for each "
+            f"of {plural(self.levels, 'level')} of modules and two whole runs",
+            "the other batches: one forward pass of each model",
+            f"memory above the models: {format_bytes(self.kept)} of outputs on the host, and for a while "
+            f"{format_bytes(self.weights)} of cast weights",
+        ]
+        return "\n".join(lines)
+
+
+def explain_diff(
+    a: nn.Module | str,
+    b: nn.Module | str,
+    data: Any,
+    *,
+    match: Mapping[str, str] | None = None,
+    names: tuple[str, str] | None = None,
+    **options: Any,
+) -> DiffPlan:
+    """Return what `diff` would take with the same arguments; `b` runs once on the first batch, to learn the sizes."""
+    experiment = Experiment(models={"a": a, "b": b}, data=data, **options)
+    models = [unwrapped(experiment.load_model(name)) for name in "ab"]
+    matched = counterparts(models[0], models[1], match)
+    reading = _Reading(experiment, experiment.load_data("a"))
+    batch = next(reading.batches())
+    is_swapped = _precision(models[1]) < _precision(models[0])
+    reference, other = reversed(models) if is_swapped else models
+    watched = list(matched) if is_swapped else list(matched.values())
+    with experiment.lending(*models), inference_mode_of(*models):
+        calls = traced(other, watched, lambda: reading.run(other, batch))
+    levels = max((name.count(".") + 2 if name else 1 for name in calls), default=1)
+    kept = sum(tensor.nbytes for call in calls.values() for tensor in call.outputs.values())
+    weights = sum(2 * tensor.nbytes for tensor in reference.parameters() if tensor.is_floating_point())
+    return DiffPlan(
+        reference="b" if is_swapped else "a",
+        modules=len(matched),
+        unmatched=_unmatched(models[0], matched),
+        levels=levels,
+        passes=2 + REPLAYS * levels,
+        examples=length_if_known(batch) or 0,
+        kept=kept,
+        weights=weights,
+    )
+
+
+class _Reading:
+    """How batches of the data reach a model."""
+
+    def __init__(self, experiment: Experiment, data: Any):
+        self.experiment, self.data = experiment, data
+
+    def batches(self) -> Iterator[Any]:
+        return batches_of(self.data, self.experiment.examples)
+
+    def run(self, model: nn.Module, batch: Any) -> Any:
+        try:
+            return feed(model, batch, self.experiment.forward, self.experiment.transform)
+        except IndexError as fault:
+            raise ForwardError(
+                f"{type(model).__name__} has no embedding for some of the tokens ({fault}); take the tokenizer that "
+                "belongs to both models, or data that were made by it.",
+                argument="data",
+            ) from fault
+
+
+def _compared(
+    a: nn.Module, b: nn.Module, reading: _Reading, match: Mapping[str, str] | None, facts: Mapping[str, Any]
+) -> Diff:
+    a, b = unwrapped(a), unwrapped(b)
+    names = counterparts(a, b, match)
+    weights = weight_relations(a, b, names)
+    batches = reading.batches()
+    first = next(batches)
+    pair = _Pair(b, a, names, True) if _precision(b) < _precision(a) else _Pair(a, b, names, False)
+    alone, flags = training_alone(a, b, names)
+    with inference_mode_of(a, b), training(alone):
+        calls = _replayed(pair, names, first, reading)
+        outputs, examples = _predicted(a, b, chain([first], batches), reading)
+        changes = _changes(weights)
+        found = Diff(
+            **facts,
+            modules={call.name: _module_diff(call, changes) for call in calls},
+            arguments=(*flags, *_argument_diffs(calls, pair.is_swapped)),
+            weights=weights,
+            outputs=outputs,
+            examples=examples,
+            reference="b" if pair.is_swapped else "a",
+            precision=(_in_words(a), _in_words(b)),
+            caveats=tuple(_caveats(calls, _unmatched(a, names))),
+        )
+        if not found.by_design:
+            return found
+        blocks = [name for name in blocks_among(found.modules) if name in found.by_design]
+        left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run) if blocks else {}
+        return replace(_with_code_ratios(found, pair, first, reading), patched=left)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The reference and the other model; `names` are those of the modules of a, with those of their counterparts."""
+
+    reference: nn.Module
+    other: nn.Module
+    names: Mapping[str, str]
+    is_swapped: bool  # b is the reference
+
+    def own(self, some: Iterable[str]) -> dict[str, str]:
+        """Return the names in the reference of modules of a, with those in the other model."""
+        return {self.names[name]: name for name in some} if self.is_swapped else {n: self.names[n] for n in some}
+
+
+def _unmatched(a: nn.Module, names: Mapping[str, str]) -> int:
+    """Return how many modules that can be called have no counterpart; lists of modules can't."""
+    lists = (nn.ModuleList, nn.ModuleDict)
+    return sum(name not in names and not isinstance(module, lists) for name, module in modules(a).items())
+
+
+def _precision(model: nn.Module) -> tuple[float, int]:
+    """Return how coarse a model's numbers are, to order two by: by its type, then by how few bytes it takes."""
+    dtype = dtype_of(model)
+    tensors = [*model.parameters(), *model.buffers()]
+    is_packed = any(tensor.dtype in (torch.int8, torch.uint8) for tensor in tensors)
+    return torch.finfo(dtype or torch.float16).eps, int(is_packed)
+
+
+def _in_words(model: nn.Module) -> str:
+    dtype = dtype_of(model)
+    return "no weights" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _replayed(pair: _Pair, some: Iterable[str], batch: Any, reading: _Reading) -> list[ReplayedCall]:
+    """Return the calls of some modules, by their names in a, replayed on a batch."""
+    reference, other, names = pair.reference, pair.other, pair.own(some)
+    mask, count = attention_mask(batch), length_if_known(batch) or 1
+    valid = None if mask is None or np.ndim(mask) != 2 else torch.as_tensor(mask).bool().cpu()
+    dtype_of_theirs = counterpart_dtypes(reference, other, names, dtype_of(other) or torch.float32)
+    traces = traced(other, list(names.values()), lambda: reading.run(other, batch))
+    replay = Replay(reference, other, names, traces, dtype_of_theirs, Examples(count, valid))
+    calls = replay.run(lambda: reading.run(reference, batch))
+    if pair.is_swapped:
+        for call in calls:
+            call.name = _renamed(call.name, names)
+            call.caller = None if call.caller is None else _renamed(call.caller, names)
+    return calls
+
+
+def _with_code_ratios(found: Diff, pair: _Pair, batch: Any, reading: _Reading) -> Diff:
+    """Return a result with the ratios of modules' own code, where what is in them was changed on purpose."""
+    stems = {found.modules[name].stem for name in found.by_design}
+    innermost = [name for name in stems if not any(is_inside(other, name) for other in stems)]
+    if not innermost or innermost == [""]:
+        return found
+    with borrowing(pair.other, pair.reference, pair.own(pair.names), pair.own(innermost)):
+        calls = _replayed(
+            pair, [name for name in pair.names if name in stems and name not in innermost], batch, reading
+        )
+    ratios = {call.name: _module_diff(call, {}).ratio for call in calls}
+    changed = {name: replace(one, code_ratio=ratios.get(name)) for name, one in found.modules.items()}
+    return replace(found, modules=changed)
+
+
+def _predicted(a: nn.Module, b: nn.Module, batches: Iterator[Any], reading: _Reading) -> tuple[Any, int]:
+    """Return how the predictions differ over all of the data, and how many examples these hold."""
+    predictions, examples = Predictions(), 0
+    for batch in reported(batches, "comparing outputs", "batches"):
+        examples += length_if_known(batch) or 0
+        logits = [logits_of(reading.run(model, batch)) for model in (a, b)]
+        if logits[0] is not None and logits[1] is not None:
+            predictions.update(a, batch, logits[0], logits[1])
+    return predictions.compute(), examples
+
+
+# --- what the calls say -----------------------------------------------------------------------------------------------
+
+
+def _renamed(call: str, names: Mapping[str, str]) -> str:
+    name, number = split_call(call)
+    return names[name] + ("" if number is None else f"#{number}")
+
+
+def _changes(weights: Mapping[str, WeightDiff]) -> dict[str, list[str]]:
+    """Return how weights differ, where they do by more than their type, by the modules that hold them."""
+    found: dict[str, list[str]] = {}
+    for name, one in weights.items():
+        if one.relation not in (*SAME, "new"):
+            found.setdefault(name.rpartition(".")[0], []).append(one.relation)
+    return found
+
+
+def _module_diff(call: ReplayedCall, changes: Mapping[str, Sequence[str]]) -> ModuleDiff:
+    """Return what a call shows: that of the output, among several, which exceeds its floor most."""
+    name, _ = split_call(call.name)
+    inside = {one for inner, own in changes.items() if not name or f"{inner}.".startswith(f"{name}.") for one in own}
+    facts: dict[str, Any] = {
+        "name": call.name, "kind": call.kind, "caller": call.caller, "changed": ", ".join(sorted(inside)),
+    }  # fmt: skip
+    if not call.errors:
+        return ModuleDiff(**facts, missing=call.fault or WITHOUT_NUMBERS)
+    worst = max(map(_judged, call.errors), key=lambda one: one["ratio"])
+    ends = [relative(errors.end_to_end, errors.size) for errors in call.errors if errors.end_to_end is not None]
+    return ModuleDiff(**facts, **worst, end_to_end=max(ends, default=None))
+
+
+def _judged(errors: OutputErrors) -> dict[str, Any]:
+    """Return the error and floor of one output, and the larger of two ratios: over all, and in the worst example."""
+    whole = _ratios(errors.local.sum()[None], errors.floor.sum()[None], errors.numbers * len(errors.size))
+    each = _ratios(errors.local.sum(1), errors.floor.sum(1), errors.numbers)
+    worst = int(each.argmax())
+    found = {
+        "local": relative(errors.local, errors.size),
+        "floor": relative(errors.floor, errors.size),
+        "ratio": max(float(whole), float(each[worst])),
+    }
+    if len(each) > 1:
+        found["worst_sequence"] = worst
+    if errors.local.shape[1] > 1:
+        found["worst_position"] = int(errors.local[worst].argmax())
+    return found
+
+
+def _ratios(errors: torch.Tensor, floors: torch.Tensor, numbers: int) -> torch.Tensor:
+    """Return errors over floors, both sums of squares of so many numbers.
+
+    Of few numbers the floor may be small by chance; it is then as much larger as errors made by rounding alone need it
+    to be, so that they stay below the threshold.
+    """
+    chance = math.sqrt(f_distribution.ppf(CHANCE, numbers, numbers)) if numbers < 1000 else 1.0
+    ratios = (errors / floors).sqrt().nan_to_num(nan=0.0, posinf=math.inf)
+    return ratios / max(1.0, chance / THRESHOLD)
+
+
+def _argument_diffs(calls: Sequence[ReplayedCall], is_swapped: bool) -> list[ArgumentDiff]:
+    """Return the arguments that differ, each for the call that comes first."""
+    found: dict[str, ArgumentDiff] = {}
+    for call in calls:
+        for name, how in call.arguments:
+            if name in found:
+                found[name] = replace(found[name], calls=found[name].calls + 1)
+                continue
+            said = " and ".join(reversed(how.split(" and "))) if is_swapped else how
+            found[name] = ArgumentDiff(name=name, module=call.name, computed_in=call.caller, how=said)
+    return list(found.values())
+
+
+def _caveats(calls: Iterable[ReplayedCall], unmatched: int) -> Iterator[Caveat]:
+    if unmatched:
+        yield Caveat("unmatched", f"{unmatched} modules of a have no counterpart of their name in b; see `match`.")
+    faults: dict[str, list[str]] = {}
+    for call in calls:
+        if call.fault:
+            faults.setdefault(call.fault, []).append(call.name)
+    for fault, modules_with in faults.items():
+        few = ", ".join(map(repr, modules_with[:3])) + (", …" if len(modules_with) > 3 else "")
+        yield Caveat("not-replayed", f"{plural(len(modules_with), 'module')} could not be replayed ({few}): {fault}.")

@@ -1,0 +1,62 @@
+"""Matching: which module of one model is the counterpart of which in the other, by name or as the user says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from netkin.errors import InvalidValue, UnknownName, did_you_mean
+from netkin.representations.layers import modules
+
+SHOWN = 4
+
+
+def counterparts(a: nn.Module, b: nn.Module, match: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the modules of `a` that have a counterpart in `b`, each with its name there.
+
+    A module without one, such as a projection that is fused with others in `b`, is seen in the nearest module around it
+    that has one. `match` renames modules of `a` with all that is in them; in it, ``*`` stands for a part between dots.
+
+    Example:
+        >>> a, b = (nn.ModuleDict({name: nn.ModuleList([nn.ReLU()])}) for name in ("h", "blocks"))
+        >>> counterparts(a, b, {"h": "blocks"})
+        {'': '', 'h': 'blocks', 'h.0': 'blocks.0'}
+    """
+    mine, theirs = modules(a), modules(b)
+    rules = [_rule(old, new, list(mine)) for old, new in (match or {}).items()]
+    found: dict[str, str] = {}
+    for name in mine:
+        other = _renamed(name, rules)
+        if other in theirs:
+            found[name] = other
+    if len(found) == 1 and len(mine) > 1:
+        some, others = (", ".join([name for name in known if name][:SHOWN]) for known in (mine, theirs))
+        raise InvalidValue(
+            f"no module of a has a counterpart of its name in b: a has {some}, …, and b has {others or 'none'}, …; say "
+            "which belong together, as in match={'transformer.h.*': 'blocks.*'}.",
+            argument="match",
+        )
+    return found
+
+
+def _renamed(name: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """Return what a module of `a` is called in `b`; of several rules that fit, the one that says most of the name."""
+    fits = [(found, new) for pattern, new in rules if (found := pattern.fullmatch(name))]
+    if not fits:
+        return name
+    found, new = min(fits, key=lambda fit: len(fit[0]["rest"]))
+    stars = iter(found.groups()[:-1])
+    return (re.sub(r"\*", lambda _: next(stars), new) + found["rest"]).lstrip(".")
+
+
+def _rule(old: str, new: str, known: list[str]) -> tuple[re.Pattern[str], str]:
+    pattern = re.compile(re.escape(old).replace(r"\*", r"([^.]+)") + (r"(?P<rest>(\..+)?)" if old else r"(?P<rest>.*)"))
+    if old.count("*") != new.count("*"):
+        sentence = f"`match` needs as many * on both sides; got {old!r} and {new!r}."
+        raise InvalidValue(sentence, argument="match", value=old)
+    if not any(pattern.fullmatch(name) for name in known):
+        sentence = f"`match` names {old!r}, which no module of a is called{did_you_mean(old, known) or '.'}"
+        raise UnknownName(sentence, argument="match", value=old)
+    return pattern, new

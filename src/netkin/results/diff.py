@@ -1,0 +1,377 @@
+"""`Diff`: at which module two versions of a model part, beyond what rounding explains; saved, printed and reported."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from netkin import __version__
+from netkin.errors import UnknownName, did_you_mean
+from netkin.results.caveats import Caveat
+from netkin.results.labels import plural
+from netkin.results.packing import Result
+from netkin.results.quantity import Quantity
+from netkin.results.records import FrozenRecord, now, optional
+from netkin.results.text import aligned, cut_short, terminal_width, wrapped
+
+THRESHOLD = 3.0  # of clean pairs none comes near; see docs/diff.md
+OUTLYING = 6.0  # robust standard deviations, by which a module stands out among those of its kind
+LISTED = 5
+SPREAD = 1.4826  # of a normal distribution, its standard deviation in median absolute deviations
+LEAST_SPREAD = 0.15  # of logarithms: few modules may have hardly any by chance
+
+LOCAL_ERROR = Quantity(
+    id="local_error",
+    higher_is_closer=False,
+    bounds=(0, math.inf),
+    means="The relative difference of a module's output from its counterpart's on the same inputs: ‖B(x) − A(x)‖ / "
+    "‖A(x)‖.",
+    cannot_see="What inputs that these data don't give would show.",
+)
+END_TO_END = Quantity(
+    id="end_to_end_error",
+    higher_is_closer=False,
+    bounds=(0, math.inf),
+    means="The relative difference of a module's outputs in the two whole runs, with all that came before.",
+    cannot_see="Where the difference arose.",
+)
+RATIO = Quantity(
+    id="error_over_floor",
+    higher_is_closer=False,
+    bounds=(0, math.inf),
+    means="The local error in units of the floor, what rounding alone does to the module's output on the same inputs.",
+    cannot_see="Faults smaller than rounding.",
+)
+KL = Quantity(
+    id="kl",
+    higher_is_closer=False,
+    bounds=(0, math.inf),
+    unit="nats",
+    means="The Kullback-Leibler divergence of the predicted distributions, KL(A ‖ B), its mean over predictions.",
+    cannot_see="Which of the two predicts better.",
+)
+QUANTITIES = {one.id: one for one in (LOCAL_ERROR, END_TO_END, RATIO, KL)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleDiff(FrozenRecord):
+    """What one called module shows: its errors and its floor, relative to its output, and where they are worst.
+
+    `local` is the error of its counterpart on the same inputs, `end_to_end` that of the outputs of the two whole runs,
+    `floor` what rounding alone does. `ratio` is `local` over `floor`, or, if larger, that in the `worst_sequence`, the
+    number of an example; `worst_position` is its position with the largest error. `changed` says how its weights
+    differ, such as "quantised", where they do by more than their type. `code_ratio` is the ratio with the reference's
+    weights in the places of those that were changed on purpose: that of its own code. `missing` says why it has no
+    local error.
+    """
+
+    name: str
+    kind: str  # its class
+    caller: str | None = None
+    local: float | None = None
+    end_to_end: float | None = None
+    floor: float | None = None
+    ratio: float | None = None
+    worst_sequence: int | None = None
+    worst_position: int | None = None
+    changed: str = ""
+    code_ratio: float | None = None
+    missing: str = ""
+
+    @property
+    def stem(self) -> str:
+        """The module's name without the number of the call."""
+        return re.sub(r"#\d+$", "", self.name)
+
+    @property
+    def place(self) -> str:
+        """The name that it shares with modules in other blocks, such as ``layers.*.mlp``."""
+        return re.sub(r"\b\d+\b", "*", self.stem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentDiff(FrozenRecord):
+    """An argument, such as a mask or positions, that two modules are told differently, first by this call."""
+
+    name: str
+    module: str
+    how: str
+    computed_in: str | None = None
+    calls: int = 1  # in which it differs
+
+    def __str__(self) -> str:
+        where = "" if self.computed_in is None else f"; computed in {named(self.computed_in)}"
+        return f"`{self.name}` given to {named(self.module)} differs ({self.how}){where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightDiff(FrozenRecord):
+    """How a tensor of the second model follows from the first's.
+
+    `relation` is "equal", "cast", "scaled", "quantised", "sparse", "low rank", "changed", "new" or "gone"; `error` the
+    relative difference, `detail` a factor, a number of bits, a share of zeros, or a rank.
+    """
+
+    relation: str
+    error: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDiff(FrozenRecord):
+    """How the predictions of the two models differ: means over `predictions` positions of the data.
+
+    `kl` is KL(A ‖ B) of the predicted distributions in nats, `agreement` the share of predictions with the same first
+    choice. Perplexities are there where the data hold what is to be predicted.
+    """
+
+    kl: float
+    agreement: float
+    predictions: int
+    perplexity_a: float | None = None
+    perplexity_b: float | None = None
+
+
+def named(module: str) -> str:
+    """Return a module's name for a sentence."""
+    return module or "the model itself"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Diff(Result):
+    """Two versions of a model, module by module: immutable, with the provenance.
+
+    `modules` are by name in the order of their calls, `arguments` those that differ, `weights` by name. `reference` is
+    the more precise model, on whose inputs the modules of the other were run. `patched` holds, by block, the KL that is
+    left where the reference's output takes the place of the other's after the block.
+    """
+
+    kind: ClassVar[str] = "diff"
+
+    a: str
+    b: str
+    modules: Mapping[str, ModuleDiff]
+    arguments: tuple[ArgumentDiff, ...] = ()
+    outputs: OutputDiff | None = None
+    weights: Mapping[str, WeightDiff] = field(default_factory=dict)
+    patched: Mapping[str, float] = field(default_factory=dict)
+    reference: str = "a"
+    precision: tuple[str, str] = ("", "")
+    threshold: float = THRESHOLD
+    data: str = ""
+    examples: int = 0
+    seed: int = 0
+    version: str = __version__
+    created: str = field(default_factory=now)
+    caveats: tuple[Caveat, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, module: str) -> ModuleDiff:
+        if module not in self.modules:
+            hint = did_you_mean(module, self.modules) or "."
+            raise UnknownName(f"no module named {module!r} was called{hint}", argument="module", value=module)
+        return self.modules[module]
+
+    # --- the verdict ---
+
+    @cached_property
+    def by_design(self) -> frozenset[str]:
+        """The calls whose weights were changed on purpose, as by a quantisation or further training, and their callers.
+
+        A weight is taken to be changed on purpose where more than one of those in other blocks are, and most of them,
+        all in the same way. What is in no block is held against the modules of its class, or if it is the only one of
+        them, against all that have weights.
+        """
+        changed = set()
+        for one in self.modules.values():
+            alike = [own.changed == one.changed for own in self._alike(one)]
+            if one.changed and 1 < sum(alike) > len(alike) / 2:
+                changed.add(one.name)
+        return frozenset(changed | {name for name in self.modules if any(self._encloses(name, own) for own in changed)})
+
+    def _alike(self, one: ModuleDiff) -> list[ModuleDiff]:
+        """Return the calls that one is held against, itself among them."""
+        if "*" in one.place:
+            return self._by_place[one.place]
+        of_class = [own for own in self.modules.values() if own.kind == one.kind]
+        return of_class if len(of_class) > 1 or one not in self._with_weights else self._with_weights
+
+    @cached_property
+    def _by_place(self) -> dict[str, list[ModuleDiff]]:
+        places: dict[str, list[ModuleDiff]] = {}
+        for one in self.modules.values():
+            places.setdefault(one.place, []).append(one)
+        return places
+
+    @cached_property
+    def _with_weights(self) -> list[ModuleDiff]:
+        owners = {name.rpartition(".")[0] for name in self.weights}
+        return [one for one in self.modules.values() if one.stem in owners]
+
+    def _exceeds(self, one: ModuleDiff) -> bool:
+        ratio = one.code_ratio if one.name in self.by_design else one.ratio
+        return ratio is not None and ratio > self.threshold
+
+    def _encloses(self, outer: str, inner: str) -> bool:
+        stem = self.modules[outer].stem
+        return outer != inner and (not stem or self.modules[inner].stem.startswith(f"{stem}."))
+
+    @cached_property
+    def standing_out(self) -> tuple[str, ...]:
+        """The calls whose error exceeds the floor by more than the threshold; of those by design that of their code."""
+        return tuple(name for name, one in self.modules.items() if self._exceeds(one))
+
+    @cached_property
+    def first(self) -> str | None:
+        """The earliest call that stands out while nothing inside it does: the fault is in its own code or weights."""
+        alone = (
+            name for name in self.standing_out if not any(self._encloses(name, other) for other in self.standing_out)
+        )
+        return next(alone, None)
+
+    @cached_property
+    def ranking(self) -> tuple[tuple[str, float], ...]:
+        """The calls from the most outlying one among its kind to the least: robust z of the logarithm of the ratio."""
+        judged = [one for one in self.modules.values() if one.ratio is not None]
+        scores = {one.name: _robust_z(one, self._alike(one)) for one in judged}
+        return tuple(sorted(scores.items(), key=lambda item: -item[1]))
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        if self.first is not None:
+            return self._about(self.modules[self.first])
+        largest = max((one.ratio for one in self.modules.values() if one.ratio is not None), default=0.0)
+        if self.by_design:
+            said = f"{plural(len(self.by_design), 'module')} differ by their weights"
+            top = self.ranking[0] if self.ranking else ("", 0.0)
+            return said + (
+                f"; {named(top[0])} differs most for its kind (z = {top[1]:.1f})."
+                if top[1] > OUTLYING
+                else ", none of them more than its kind."
+            )
+        if self.arguments:
+            return f"No module differs beyond rounding; {self.arguments[0]}."
+        return (
+            f"No module differs beyond rounding: the largest error is {largest:.2g} × its floor, and one stands out "
+            f"above {self.threshold:g} ×."
+        )
+
+    def _about(self, one: ModuleDiff) -> str:
+        local, ratio = one.local or 0.0, one.ratio or 0.0
+        times = "where rounding does nothing" if math.isinf(ratio) else f"{ratio:.3g} × what rounding does"
+        where = "" if one.worst_sequence is None else f", most in example {one.worst_sequence}"
+        place = "" if one.worst_position is None else f" at position {one.worst_position}"
+        more = len(self.standing_out) - 1
+        also = f" {plural(more, 'other module')} {'stands' if more == 1 else 'stand'} out." if more else ""
+        return f"{named(one.name)} ({one.kind}) differs by {local:.3g}, {times}{where}{place}.{also}"
+
+    def top(self, count: int = LISTED) -> list[ModuleDiff]:
+        """Return the modules that matter most: the verdict's first, then by ratio, or by rank where all differ."""
+        by_ratio = sorted(self.modules.values(), key=lambda one: -(one.ratio if one.ratio is not None else -1.0))
+        chosen = [self.modules[name] for name, _ in self.ranking] if self.by_design else by_ratio
+        head = [] if self.first is None else [self.modules[self.first]]
+        return (head + [one for one in chosen if one.name != self.first])[:count]
+
+    # --- in words ---
+
+    @property
+    def title(self) -> str:
+        """What was compared."""
+        return f"{self.a} and {self.b}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each called module, in the order of the calls."""
+        names = ("name", "kind", "local", "end_to_end", "floor", "ratio", "worst_sequence", "worst_position", "missing")
+        return [{name: getattr(one, name) for name in names} for one in self.modules.values()]
+
+    def to_pandas(self) -> Any:
+        """Return `rows` as a data frame, with the modules as its index."""
+        return optional("pandas").DataFrame(self.rows()).set_index("name")
+
+    def values(self) -> dict[str, float]:
+        """Return the numbers that a check may limit, by name; `ratio` is the largest of the modules."""
+        ratios = [one.ratio for one in self.modules.values() if one.ratio is not None]
+        found = {"ratio": max(ratios, default=0.0), "standing_out": float(len(self.standing_out))}
+        root = self.modules.get("")
+        if root is not None and root.end_to_end is not None:
+            found["error"] = root.end_to_end
+        if self.outputs is not None:
+            found |= {"kl": self.outputs.kl, "agreement": self.outputs.agreement}
+            for side in "ab":
+                perplexity = getattr(self.outputs, f"perplexity_{side}")
+                found |= {} if perplexity is None else {f"perplexity_{side}": perplexity}
+        return found
+
+    def __str__(self) -> str:
+        width = terminal_width()
+        lines = [wrapped(f"{self.title} on {self.data}: {plural(self.examples, 'example')}", width)]
+        lines += ["", wrapped(self.sentence, width), "", *self._table(width)]
+        lines += [wrapped(line, width) for line in self.output_lines()]
+        lines += [wrapped(str(one), width) for one in self.arguments[:LISTED]]
+        lines += [wrapped(self.weights_in_words(), width)] if self.weights else []
+        lines += [wrapped(f"warning: {caveat}", width) for caveat in self.caveats]
+        return "\n".join(lines)
+
+    def _table(self, width: int) -> list[str]:
+        head = ["module", "local", "floor", "ratio", "end to end"]
+        rows = [[cut_short(named(one.name), max(width - 44, 16)), *number_cells(one)] for one in self.top()]
+        return [*aligned([head, *rows]), ""] if rows else []
+
+    def output_lines(self) -> list[str]:
+        """Return what is said of the predictions."""
+        out = self.outputs
+        if out is None:
+            return []
+        said = f"outputs: KL {out.kl:.3g}, same first choice in {out.agreement:.2%} of {out.predictions:,} predictions"
+        if out.perplexity_a is not None and out.perplexity_b is not None:
+            said += f"; perplexity {out.perplexity_a:.4g} and {out.perplexity_b:.4g}"
+        return [said]
+
+    def weights_in_words(self) -> str:
+        """Return how many tensors stand in which relation."""
+        counts: dict[str, int] = {}
+        for one in self.weights.values():
+            counts[one.relation] = counts.get(one.relation, 0) + 1
+        return "weights: " + ", ".join(f"{count} {relation}" for relation, count in counts.items())
+
+    def __repr__(self) -> str:
+        return f"Diff({self.a!r}, {self.b!r}, first={self.first!r}, {len(self.modules)} modules)"
+
+    def derived(self) -> dict[str, Any]:
+        """Return what a document says beside the fields."""
+        return {
+            "first": self.first, "sentence": self.sentence, "standing_out": self.standing_out,
+            "by_design": sorted(self.by_design), "ranking": [list(place) for place in self.ranking],
+            "values": self.values(), "quantities": QUANTITIES,
+        }  # fmt: skip
+
+
+def number_cells(one: ModuleDiff) -> list[str]:
+    """Return the numbers of a module as texts."""
+    values = (one.local, one.floor, one.ratio, one.end_to_end)
+    styles = (".2e", ".2e", ".3g", ".2e")
+    return ["–" if value is None else f"{value:{style}}" for value, style in zip(values, styles, strict=True)]
+
+
+def _robust_z(one: ModuleDiff, family: Sequence[ModuleDiff]) -> float:
+    """Return how far a call lies from the median of the others of its family, in robust standard deviations.
+
+    That is of the logarithms of the ratios. The others alone count, so that one of few does not hide in the spread.
+    """
+    others = np.array([_log_ratio(own) for own in family if own.name != one.name and own.ratio is not None])
+    if not others.size:
+        return 0.0
+    median = float(np.median(others))
+    spread = SPREAD * float(np.median(np.abs(others - median)))
+    return (_log_ratio(one) - median) / max(spread, LEAST_SPREAD)
+
+
+def _log_ratio(one: ModuleDiff) -> float:
+    return math.log(min(max(one.ratio or 0.0, 1e-3), 1e12))

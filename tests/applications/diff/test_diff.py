@@ -1,0 +1,403 @@
+"""Which module differs, by how much, and against which floor: through `nk.diff`, with slow transcriptions beside it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import netkin as nk
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
+
+approx = pytest.approx
+
+
+class Block(nn.Module):
+    """A residual block that is told a mask and positions, and works in place."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.act, self.drop = nn.ReLU(inplace=True), nn.Dropout(0.1)
+
+    def forward(self, hidden, mask=None, shift=0):
+        hidden = hidden if mask is None else hidden * mask[..., None].to(hidden.dtype)
+        return hidden + self.drop(self.down(self.act(self.up(self.norm(hidden))))) + shift
+
+
+class Net(nn.Module):
+    """Two blocks between an embedding and a head."""
+
+    def __init__(self, width=16, vocabulary=20, shift=0):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.shift = shift
+
+    def forward(self, input_ids, attention_mask=None):
+        hidden = self.embed(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden, attention_mask, shift=self.shift)
+        return self.head(hidden)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def batch():
+    drawn = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 20, (6, 9), generator=drawn)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def diff(a, b, batch, **options):
+    return nk.diff(a, b, [batch], progress=False, **options)
+
+
+def changed(net, change):
+    """Return a copy of a network after `change`."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        change(other)
+    return other
+
+
+def relative(found, wanted):
+    return (torch.linalg.norm(found.double() - wanted.double()) / torch.linalg.norm(wanted.double())).item()
+
+
+# --- errors and floors ------------------------------------------------------------------------------------------------
+
+
+def test_equal_models_do_not_differ(net, batch):
+    found = diff(net, copy.deepcopy(net), batch)
+    assert found.first is None
+    assert {one.local for one in found.modules.values()} == {0.0}
+    assert set(found.modules) == {name for name, module in net.named_modules() if not isinstance(module, nn.ModuleList)}
+
+
+def test_the_local_error_is_that_of_one_module_on_the_inputs_of_the_other(net, batch):
+    other = changed(net, lambda one: [one.blocks[0].up.weight.mul_(1.5), one.blocks[2].down.bias.add_(0.1)])
+    found = diff(net, other, batch)
+    hidden = net.embed(batch["input_ids"])
+    for place, (mine, theirs) in enumerate(zip(net.blocks, other.blocks, strict=True)):
+        assert found[f"blocks.{place}"].local == approx(relative(theirs(hidden), mine(hidden)), rel=1e-5)
+        inside = mine.act(mine.up(mine.norm(hidden)))
+        assert found[f"blocks.{place}.down"].local == approx(relative(theirs.down(inside), mine.down(inside)), rel=1e-5)
+        hidden = mine(hidden)
+    whole = relative(other(**batch), net(**batch))
+    assert found[""].local == found[""].end_to_end == approx(whole, rel=1e-5)
+    assert found["blocks.1"].local == 0.0 < found["blocks.1"].end_to_end
+
+
+def test_the_floor_is_what_rounding_alone_does(net, batch):
+    other = copy.deepcopy(net).bfloat16()
+    found = diff(net, other, batch)["blocks.0.up"]
+    inputs = net.blocks[0].norm(net.embed(batch["input_ids"]))
+    given = net.blocks[0].up(inputs)
+    cast = relative(copy.deepcopy(net.blocks[0].up).bfloat16()(inputs.bfloat16()), given)
+    above = relative(copy.deepcopy(net.blocks[0].up).double()(inputs.double()), given)
+    assert found.floor == approx(math.sqrt(cast**2 + above**2 + (0.2 * 2**-7) ** 2), rel=1e-4)
+    assert found.local == approx(cast, rel=1e-4)
+
+
+def test_at_equal_precision_the_floor_is_not_zero(net, batch):
+    floors = [one.floor for one in diff(net, copy.deepcopy(net), batch).modules.values()]
+    assert min(floors) > 1e-9
+
+
+def test_the_more_precise_model_is_the_reference_on_either_side(net, batch):
+    other = changed(net, lambda one: one.blocks[1].up.weight.mul_(1.2)).bfloat16()
+    one, reverse = diff(net, other, batch), diff(other, net, batch)
+    assert (one.reference, reverse.reference) == ("a", "b")
+    assert one.first == reverse.first == "blocks.1.up"
+    assert {name: module.local for name, module in one.modules.items()} == {
+        name: module.local for name, module in reverse.modules.items()
+    }
+
+
+def test_outputs_of_few_numbers_raise_no_alarm_by_a_lucky_floor():
+    for seed in range(30):
+        torch.manual_seed(seed)
+        a = nn.Sequential(nn.Linear(32, 1))
+        b = changed(
+            a, lambda one: setattr(one[0], "forward", lambda x, m=one[0]: x.flip(1) @ m.weight.flip(1).T + m.bias)
+        )
+        assert nk.diff(a, b, [torch.randn(1, 32)], progress=False).first is None
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "blocks.1.norm": lambda one: setattr(one.blocks[1].norm, "eps", 0.1),
+    "blocks.2.up": lambda one: one.blocks[2].up.weight[3].zero_(),
+    "blocks.0.act": lambda one: setattr(one.blocks[0], "act", nn.GELU()),
+    "embed": lambda one: one.embed.weight[4].mul_(1.001),
+    "head": lambda one: one.head.bias.add_(1e-3),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("module", FAULTS)
+def test_a_fault_is_named_where_it_is(net, batch, module, precision):
+    other = changed(net, FAULTS[module]).to(getattr(torch, precision))
+    found = diff(net, other, batch)
+    assert found.first == module or found[module].ratio < 3
+    assert found.first is not None or precision == "bfloat16"
+
+
+def test_a_fault_in_the_code_of_a_block_is_the_blocks(net, batch):
+    other = copy.deepcopy(net)
+    other.blocks[1].forward = lambda hidden, mask=None, shift=0: Block.forward(other.blocks[1], hidden) - hidden
+    found = diff(net, other, batch)
+    assert found.first == "blocks.1"
+    assert "blocks.1 (Block) differs by " in found.sentence
+
+
+def test_a_fault_in_one_example_stands_out_there(net, batch):
+    batch["input_ids"][:] = batch["input_ids"] % 19
+    batch["input_ids"][4, 6] = 19
+    found = diff(net, changed(net, lambda one: one.embed.weight[19].mul_(1.1)), batch)
+    assert (found.first, found["embed"].worst_sequence, found["embed"].worst_position) == ("embed", 4, 6)
+
+
+def test_a_module_is_seen_at_each_of_its_calls():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.act(-self.act(x))
+
+    class Leaky(Twice):
+        def forward(self, x):
+            self.act.negative_slope = 0.0
+            x = self.act(x)
+            self.act.negative_slope = 0.3
+            return self.act(-x)
+
+    found = nk.diff(Twice(), Twice(), [torch.randn(5, 3)], progress=False)
+    assert list(found.modules) == ["", "act", "act#2"]
+
+
+def test_positions_that_are_masked_do_not_count(net, batch):
+    batch["attention_mask"][2, 5:] = 0
+    other = copy.deepcopy(net)
+    wrong = torch.zeros(6, 9, 1)
+    wrong[2, 5:] = 100.0
+    other.blocks[1].forward = lambda hidden, mask=None, shift=0: Block.forward(other.blocks[1], hidden, mask) + wrong
+    assert diff(net, other, batch)["blocks.1"].local == 0.0
+
+
+# --- arguments and flags ----------------------------------------------------------------------------------------------
+
+
+def test_arguments_that_differ_are_named_with_where_they_were_computed(net, batch):
+    found = diff(net, changed(net, lambda one: setattr(one, "shift", 2)), batch)
+    assert [str(one) for one in found.arguments] == [
+        "`shift` given to blocks.0 differs (0 and 2); computed in the model itself"
+    ]
+    assert (found.first, found.arguments[0].calls) == ("", 3)
+
+
+def test_a_mask_that_one_kernel_is_told_and_the_other_is_not_is_no_fault(net, batch):
+    class Causal(nn.Module):
+        def __init__(self, tells):
+            super().__init__()
+            self.inner, self.tells = Attention(), tells
+
+        def forward(self, x):
+            return self.inner(x, torch.ones(4, 4).tril().bool() if self.tells else None)
+
+    class Attention(nn.Module):
+        def forward(self, x, mask=None):
+            return nn.functional.scaled_dot_product_attention(x, x, x, mask, is_causal=mask is None and self.masks)
+
+        masks = True
+
+    one, other, wrong = Causal(True), Causal(False), Causal(False)
+    wrong.inner.masks = False
+    data = [torch.randn(3, 4, 8)]
+    assert nk.diff(one, other, data, progress=False).first is None
+    assert nk.diff(other, one, data, progress=False).first is None
+    assert nk.diff(one, wrong, data, progress=False).first is not None
+
+
+def test_a_batch_norm_that_trains_in_one_model_is_named_and_left_as_it_was():
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    b = copy.deepcopy(a)
+    b[1].train()
+    before = {name: value.clone() for name, value in b.state_dict().items()}
+    found = nk.diff(a, b, [torch.randn(4, 3, 8, 8) + 2], progress=False)
+    assert found.first == "1"
+    assert str(found.arguments[0]) == "`training` given to 1 differs (False and True)"
+    assert b[1].training
+    assert all(torch.equal(value, before[name]) for name, value in b.state_dict().items())
+
+
+def test_models_that_both_train_are_evaluated(net, batch):
+    assert diff(net.train(), copy.deepcopy(net), batch).first is None
+
+
+# --- weights, and models that differ by design ------------------------------------------------------------------------
+
+WEIGHTS = {
+    "equal": lambda weight: weight.clone(),
+    "cast": lambda weight: weight.bfloat16(),
+    "scaled": lambda weight: weight * 0.98,
+    "sparse": lambda weight: weight * (weight.abs() > weight.abs().median()),
+    "quantised": lambda weight: (weight / weight.abs().max() * 7).round() / 7 * weight.abs().max(),
+    "low rank": lambda weight: weight + torch.outer(torch.arange(64.0), torch.ones(96)) / 100,
+    "changed": lambda weight: weight + torch.randn(64, 96, generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("relation", WEIGHTS)
+def test_weights_are_said_to_be_what_they_are(relation):
+    torch.manual_seed(0)
+    a = nn.Linear(96, 64)
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.weight = nn.Parameter(WEIGHTS[relation](a.weight))
+    found = nk.diff(a, b.to(b.weight.dtype), [torch.randn(3, 96)], progress=False)
+    assert found.weights["weight"].relation == relation
+
+
+def quantised(net):
+    def round_weights(one):
+        for module in one.modules():
+            if isinstance(module, nn.Linear):
+                scale = module.weight.abs().amax(1, keepdim=True) / 7
+                module.weight.copy_((module.weight / scale).round() * scale)
+
+    return changed(net, round_weights)
+
+
+def test_where_all_differ_by_design_there_is_no_first_but_a_ranking(net, batch):
+    found = diff(net, quantised(net), batch)
+    assert found.first is None
+    assert {"blocks.0.up", "head", "blocks.2", ""} <= found.by_design
+    assert max(z for _, z in found.ranking) < 6
+    found = diff(net, changed(quantised(net), lambda one: one.blocks[1].up.weight[:8].zero_()), batch)
+    assert found.ranking[0][0] == "blocks.1.up"
+
+
+def test_a_fault_in_the_code_is_found_among_quantised_weights(net, batch):
+    other = quantised(net)
+    other.blocks[1].forward = lambda hidden, mask=None, shift=0: Block.forward(other.blocks[1], hidden) - hidden
+    assert diff(net, other, batch).first == "blocks.1"
+
+
+def test_what_is_left_after_a_block_comes_from_what_follows(net, batch):
+    found = diff(net, changed(quantised(net), lambda one: one.head.load_state_dict(net.head.state_dict())), batch)
+    assert list(found.patched) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert found.outputs.kl > found.patched["blocks.0"] > found.patched["blocks.1"] > 0
+    assert found.patched["blocks.2"] == approx(0.0, abs=1e-9)
+
+
+def test_models_of_other_weights_without_blocks_have_no_first():
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2))
+    found = nk.diff(a, b, [torch.randn(9, 6)], progress=False)
+    assert (found.first, found.patched) == (None, {})
+
+
+def test_one_changed_weight_is_a_fault_and_no_design(net, batch):
+    found = diff(net, changed(net, lambda one: one.blocks[1].up.weight.mul_(1.1)), batch)
+    assert (found.first, found.by_design) == ("blocks.1.up", frozenset())
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_divergence_and_perplexity_are_those_of_the_logits(net, batch):
+    other = changed(net, lambda one: one.head.weight.add_(0.1 * torch.randn(20, 16)))
+    labels = torch.randint(0, 20, (6, 9))
+    found = diff(net, other, {**batch, "labels": labels}).outputs
+    p, q = (model(**batch).detach().double().softmax(-1) for model in (net, other))
+    assert found.kl == approx((p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
+    assert found.agreement == approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+    right = p.gather(-1, labels[..., None]).log().mean()
+    assert found.perplexity_a == approx(math.exp(-right), rel=1e-4)
+
+
+def test_predictions_are_compared_over_all_batches(net, batch):
+    found = nk.diff(net, copy.deepcopy(net), [batch] * 3, progress=False)
+    assert (found.examples, found.outputs.predictions) == (18, 162)
+
+
+# --- other names, and refusals ----------------------------------------------------------------------------------------
+
+
+def renamed(net):
+    other = nn.Module()
+    other.table, other.layers, other.out = copy.deepcopy((net.embed, net.blocks, net.head))
+    other.forward = lambda input_ids, attention_mask=None: other.out(
+        other.layers[2](other.layers[1](other.layers[0](other.table(input_ids))))
+    )
+    return other
+
+
+def test_renamed_modules_are_matched(net, batch):
+    other = renamed(net)
+    with torch.no_grad():
+        other.layers[1].up.weight *= 1.1
+    found = diff(net, other, batch, match={"embed": "table", "blocks.*": "layers.*", "head": "out"})
+    assert found.first == "blocks.1.up"
+    assert not found.caveats
+
+
+def test_modules_that_are_fused_in_the_other_are_seen_in_the_one_around_them(net, batch):
+    other = copy.deepcopy(net)
+    block = other.blocks[1]
+    fused = nn.Sequential(block.up, block.act, block.down)
+    block.forward = lambda hidden, mask=None, shift=0: hidden + 1.01 * fused(block.norm(hidden))
+    block.fused, block.up, block.down = fused, nn.Identity(), nn.Identity()
+    found = diff(net, other, batch)
+    assert found.first == "blocks.1"
+    assert found["blocks.1.up"].missing == "it is not called in the other model"
+
+
+REFUSALS = [
+    (lambda net, batch: diff(net, renamed(net), batch), InvalidValue, "match"),
+    (lambda net, batch: diff(net, net, batch, match={"nothing": "embed"}), UnknownName, "match"),
+    (lambda net, batch: diff(net, net, batch, match={"blocks.*": "blocks"}), InvalidValue, "match"),
+    (lambda net, batch: diff(net, copy.deepcopy(net).train(), batch), InvalidValue, "b"),
+    (lambda net, batch: diff(net, Net(vocabulary=30).eval(), batch), ShapeError, "b"),
+    (lambda net, batch: diff(net, net, {"input_ids": batch["input_ids"] + 19}), ForwardError, "data"),
+]
+
+
+@pytest.mark.parametrize("call, fault, argument", REFUSALS)
+def test_bad_input_is_refused(net, batch, call, fault, argument):
+    with pytest.raises(fault) as refusal:
+        call(net, batch)
+    assert refusal.value.argument == argument
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_saved_shown_and_drawn(net, batch, tmp_path):
+    found = diff(net, changed(net, FAULTS["blocks.1.norm"]), batch)
+    found.save(tmp_path / "ab.netkin")
+    assert nk.load(tmp_path / "ab.netkin") == found
+    assert "blocks.1.norm (LayerNorm) differs by" in " ".join(str(found).split())
+    assert nk.document(found)["first"] == "blocks.1.norm"
+    nk.report(found, tmp_path / "ab.html")
+    assert "blocks.1.norm" in (tmp_path / "ab.html").read_text()
+    nk.plot(found, path=tmp_path / "ab.png")
+
+
+def test_the_plan_says_what_is_run_and_kept(net, batch):
+    plan = nk.explain_diff(net, net, [batch], progress=False)
+    assert (plan.modules, plan.unmatched, plan.examples, plan.levels) == (22, 0, 6, 4)
+    assert "14 forward passes" in str(plan)
