@@ -17,7 +17,7 @@ import netkin as nk
 import netkin as package
 from netkin import progress
 from netkin.applications.stitching import stitch_all
-from netkin.cli import cli, commands
+from netkin.cli import FAMILIES, cli, commands
 from netkin.cli.options import GROUPS, HEADINGS
 from netkin.cli.outputs import with_refusals
 from netkin.cli.running import named_models
@@ -79,6 +79,10 @@ def test_the_help_names_all_commands_and_how_to_write_models_and_data(netkin):
     assert result.exit_code == 0
     for word in (*cli.commands, "BUILDER[@WEIGHTS]", "hf:DIR", ".pt2", "images:DIR", "Example: netkin demo"):
         assert word in result.stdout
+
+
+def test_every_command_stands_below_a_heading():
+    assert {name for names in FAMILIES.values() for name in names.split()} >= set(cli.commands)
 
 
 SHARED = (
@@ -371,5 +375,5 @@ def test_an_option_of_many_commands_stands_below_a_heading():
     used = Counter(
         option.name for one in COMMANDS.values() for option in one.params if isinstance(option, click.Option)
     )
-    own = {"atoms", "methods"}  # of a few commands about training
+    own = {"atoms", "methods", "order"}  # which mean something else in each command
     assert {name for name, count in used.items() if count > 2 and name not in HEADINGS} <= own

@@ -75,10 +75,10 @@ def test_one_model_alone_and_several_models(maps, images):
     assert models[1].calls == 2 + 1
 
 
-def test_a_reason_has_the_layers_own_name(worlds):
+def test_a_reason_names_an_averaged_map_with_its_size(worlds):
     still, moving = worlds.normal(9, 2, 4, 4) * 0, worlds.normal(9, 2, 2, 2)
     table = nk.compare({"x": still}, {"y": moving}, shape="positions", resize="average").table()
-    assert table.missing["x", "y"].startswith("layer 'a/x' is constant over the 36 examples")
+    assert table.missing["x", "y"].startswith("layer 'a/x@2x2' is constant over the 36 examples")
 
 
 def test_other_ways_of_resizing_are_refused(maps, images):

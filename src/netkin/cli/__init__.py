@@ -36,6 +36,16 @@ from netkin.cli.training import continual, dynamics, federate
 NAMING_LAYERS = ("--layers", "--layer", "--at", "--into", "--head")
 
 
+FAMILIES = {  # headings of `netkin --help` with the commands below them
+    "Compare networks": "compare collect merge stitch atoms tasks diff",
+    "Look into one network": "classes compress sparsity",
+    "Choose a network": "recommend",
+    "Train, and follow training": "train dynamics federate continual",
+    "Results, jobs and lists": "show report jobs list",
+    "This installation": "demo doctor completion",
+}
+
+
 class Remembering(Commands):
     """The group of all commands, which keeps the arguments as typed for the provenance of results."""
 
@@ -52,6 +62,13 @@ class Remembering(Commands):
             with suppress(OSError):
                 click.echo(f"netkin: the output could not be written: {fault.strerror}.", err=True)
             sys.exit(REFUSED)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by their families."""
+        for heading, names in FAMILIES.items():
+            with formatter.section(heading):
+                known = [name for name in names.split() if name in self.commands]
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in known])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the arguments as typed, before they are parsed; from here on stdout takes any character."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from netkin.cli.options import (
     COUNT,
@@ -190,7 +189,8 @@ def _refuse_checkpoints(folder: Path | None, outputs: OutputFiles) -> None:
 
 def _table(history: Sequence[Record]) -> list[str]:
     """Return the records of some epochs, evenly spread, as the lines of a table."""
-    places = np.unique(np.linspace(0, len(history) - 1, min(SHOWN, len(history))).round().astype(int))
+    shown = min(SHOWN, len(history))
+    places = sorted({round(i * (len(history) - 1) / max(shown - 1, 1)) for i in range(shown)})
     columns = [name for name in ("epoch", "step", "loss", "test_loss", "accuracy") if name in history[0]]
     rows = [[_number(history[place][name]) for name in columns] for place in places]
     return align_columns([[name.replace("_", " ") for name in columns], *rows]).splitlines()
