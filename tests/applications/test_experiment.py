@@ -8,6 +8,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
+from netkin.applications.stitching import fit_all
 from netkin.applications.stitching.request import StitchRequest, SweepOptions
 from netkin.comparing.sides import named_models
 from netkin.comparing.spec import declarations
@@ -15,7 +16,7 @@ from netkin.errors import FileError, InvalidValue, UnknownName
 
 CALLS = [
     nk.recommend, nk.stitch, nk.stitch_all, nk.stitch_many, nk.explain_stitch, nk.task2vec, nk.kernel_ridge,
-    nk.layer_embeddings, nk.federate, nk.sparsity_study,
+    nk.layer_embeddings, nk.federate, nk.sparsity_study, nk.compress, nk.class_sensitivity, nk.share_coefficients,
 ]  # fmt: skip
 NET, LABELLED = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), [(torch.ones(4, 2), torch.arange(4) % 2)]
 ELSEWHERE = {
@@ -26,6 +27,12 @@ ELSEWHERE = {
     "transfer_scores": lambda **options: nk.transfer_scores(NET, LABELLED, ["knn"], **options),
     "federate": lambda **options: nk.federate(NET, LABELLED, rounds=1, **options),
     "recommend": lambda **options: nk.recommend({"net": NET}, LABELLED, **options),
+    "stitch": lambda **options: nk.stitch(NET, "1", NET, "1", LABELLED, **options),
+    "fit_all": lambda **options: fit_all(NET, NET, [("1", "1")], LABELLED, **options),
+    "stitch_all": lambda **options: nk.stitch_all(NET, NET, LABELLED, **options),
+    "stitch_many": lambda **options: nk.stitch_many([NET, NET], LABELLED, **options),
+    "explain_stitch": lambda **options: nk.explain_stitch(NET, NET, LABELLED, **options),
+    "class_sensitivity": lambda **options: nk.class_sensitivity(NET, LABELLED, **options),
 }
 KEYWORDS = {ExperimentOptions: (Experiment, ""), SweepOptions: (StitchRequest, "test transform forward")}
 

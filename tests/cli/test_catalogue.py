@@ -106,9 +106,8 @@ def test_what_is_bundled_loads_from_its_example():
 def test_scores_are_listed_with_the_command_that_computes_them(netkin):
     rows = json.loads(netkin("list scores --json").stdout)
     commands = {row["name"]: row["command"] for row in rows}
-    assert commands == dict.fromkeys(KNOWN["transfer scores"], "recommend") | dict.fromkeys(
-        KNOWN["stitching scores"], "stitch"
-    )
+    known = {"recommend": "transfer scores", "tasks": "task scores", "stitch": "stitching scores"}
+    assert commands == {score: command for command, kind in known.items() for score in KNOWN[kind]}
     lines = netkin("list scores").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(commands)
 

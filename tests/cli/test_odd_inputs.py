@@ -284,7 +284,7 @@ def test_labels_that_are_no_class_number_for_each_example_are_refused(odd, comma
 @pytest.mark.parametrize(
     "command, fact",
     [
-        ("compress to accuracy", "a label in batch 0 is 14, and the model has 10 classes, 0 to 9"),
+        ("compress to accuracy", "a label is 14, and the model has 10 classes, 0 to 9"),
         ("sparsity", "a label is 14, and the model has 10 classes, 0 to 9"),
         ("federate", "labels up to 14, and the network 10 outputs"),
     ],

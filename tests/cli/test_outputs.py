@@ -168,15 +168,15 @@ def test_a_crash_while_drawing_does_not_either(netkin, place, monkeypatch):
     assert load("ab2.netkin").layers_a == ("relu1",)
 
 
-@pytest.mark.parametrize("option", ["--out", "--report"])
-def test_a_file_that_the_command_prints_into_is_refused(netkin, place, monkeypatch, option):
-    with open("printed.html", "w") as printed, monkeypatch.context() as patch:
+@pytest.mark.parametrize("option, name", [("--out", "printed.netkin"), ("--report", "printed.html")])
+def test_a_file_that_the_command_prints_into_is_refused(netkin, place, monkeypatch, option, name):
+    with open(name, "w") as printed, monkeypatch.context() as patch:
         patch.setattr("netkin.sources.load_model", no_work)
         patch.setattr(os, "fstat", lambda stream, fstat=os.fstat: fstat(printed.fileno() if stream == 1 else stream))
-        result = netkin(f"compare {PASS} {option} printed.html --overwrite")
+        result = netkin(f"compare {PASS} {option} {name} --overwrite")
     assert result.exit_code == 2
-    assert f"{option} names printed.html, into which the command prints; give it its own file." in result.stderr
-    assert netkin(f"compare {PASS} {option} printed.html --overwrite").exit_code == 0
+    assert f"{option} names {name}, into which the command prints; give it its own file." in result.stderr
+    assert netkin(f"compare {PASS} {option} {name} --overwrite").exit_code == 0
 
 
 @pytest.mark.parametrize("where", ["gone/f", "folder"])
@@ -203,9 +203,9 @@ def test_the_demo_destroys_no_file_of_its_folder(netkin, tmp_path):
 
 
 def test_one_file_for_two_outputs_is_refused(netkin, place):
-    result = netkin(f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --out ab.netkin --map ./ab.netkin")
+    result = netkin(f"stitch {MODEL} {MODEL} --at relu2 --data digits:train --out one.netkin --map ./one.netkin")
     assert result.exit_code == 2
-    assert "--out and --map both name ab.netkin; give each its own file." in " ".join(result.stderr.split())
+    assert "--out and --map both name one.netkin; give each its own file." in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ REFUSED = {
     "compress netkin:digits --layer fc --k 900 --data digits:test": "--k",
     f"{LEARN} --tasks 9": "--tasks",
     f"{LEARN} --method ewc --strength -1": "--strength",
-    f"{FEDERATE} --share 0": "--share",
+    f"{FEDERATE} --client-fraction 0": "--client-fraction",
     f"{FEDERATE} --coefficients fixed": "--coefficients",
     f"{FEDERATE} --coefficients pretrained --atoms 2": "--public",
     LEARN.removesuffix("epochs=1") + "rate=0.1": "--recipe",

@@ -155,11 +155,9 @@ def stitch(
 def _layers(texts: Sequence[str], names: Sequence[str]) -> Any:
     """Return which layers are examined, as the library calls it."""
     layers = layers_by_model(texts, names)
-    if not isinstance(layers, dict):
-        return layers
-    if len(names) > 2:
+    if isinstance(layers, dict) and len(names) > 2:
         raise click.UsageError(f"layers of one model can be chosen among two models; got {len(names)}.")
-    return dict(zip("ab", layers.values(), strict=True))
+    return layers
 
 
 def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...], layers: Any) -> Any:

@@ -21,6 +21,7 @@ from netkin.reporting.words import shortened
 from netkin.results import Values
 from netkin.results.caveats import Caveat
 from netkin.results.labels import NOT_ASKED
+from netkin.results.packing import document
 from netkin.results.records import plain
 from netkin.results.values import student_quantile
 
@@ -254,7 +255,7 @@ class Page:
         choices: Pages of single comparisons, of which the reader chooses one.
         csv: Head and rows of the table that is saved; by default those of the heatmaps.
         timeline: The steps of a run.
-        results: What is saved as JSON.
+        results: What is saved as JSON; a list of several is saved as one.
         best: Whether best matches are marked at first.
     """
 
@@ -301,7 +302,8 @@ def page_document(page: Page) -> dict[str, Any]:
     """Return a page as mappings, lists, texts and numbers: what `docs/page.md` describes."""
     pool: Pool = {}
     told = _described(page, pool)
-    results = json.dumps([_pooled(result, pool) for result in page.results], ensure_ascii=False, separators=(",", ":"))
+    saved = [list(map(document, own)) if isinstance(own, (list, tuple)) else document(own) for own in page.results]
+    results = json.dumps([_pooled(own, pool) for own in saved], ensure_ascii=False, separators=(",", ":"))
     # a lone half of a surrogate pair, as in a badly decoded file name, has no UTF-8
     packed = gzip.compress(results.encode("utf-8", "replace"), mtime=0)
     numbers = [{"shape": shape, "float64": base64.b64encode(values).decode()} for shape, values in pool]

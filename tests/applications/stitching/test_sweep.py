@@ -307,8 +307,8 @@ def test_models_without_a_common_layer_have_no_spread(world):
         ({"examples": 0}, InvalidValue, "`examples` must be a whole number of 1 or more; got 0."),
         ({"test_examples": 0}, InvalidValue, "`test_examples` must be a whole number of 1 or more; got 0."),
         ({"pairs": [("1", "11")]}, UnknownName, "no layer named '11'"),
-        ({"pairs": "some"}, UnknownName, "`pairs` is 'all', 'corresponding' or a list"),
-        ({"layers": {"c": "1"}}, InvalidValue, "`layers` names 'c'; the models are 'a' and 'b'"),
+        ({"pairs": "some"}, UnknownName, "`pairs` is 'all', 'corresponding', 'band:2' or a list"),
+        ({"layers": {"c": "1"}}, InvalidValue, "`layers` names 'c'; the models are 'a', 'b'"),
         ({"names": ("x", "x")}, NameClash, "both models are named 'x'"),
     ],
 )

@@ -56,6 +56,8 @@ def test_the_result_says_what_it_is_and_is_saved(tasks, tmp_path):
     assert found.provenance["data of small"] == found.provenance["data of other"]
     assert found.provenance["weights of small"] == found.provenance["weights of large"]
     assert "fisher_rao: distance (lower is closer), from 0" in str(found)
+    drawn = nk.task_similarity(tasks, independent=True, samples=2)
+    assert (found.table().exactness, drawn.table().exactness) == ("exact", "estimated from 2 draws of y")
     for score in SCORES.values():
         assert score.quantity.means
         assert score.quantity.cannot_see

@@ -141,7 +141,9 @@ class Compressing(Experiment):
                     raise InvalidValue(
                         f"batch {number} has no labels, which the accuracy needs; give batches `(inputs, labels)`."
                     )
-                some, counted = count_right(logits, class_numbers(logits, label_tensor(labels).flatten()))
+                labels = label_tensor(labels)
+                labels = labels.flatten() if labels.numel() == len(logits) else labels  # which is refused as it came
+                some, counted = count_right(logits, class_numbers(logits, labels))
                 right, seen = right + int(some), seen + int(counted)
         if not seen:
             raise InvalidValue("none of the labels is a class number of 0 or more; give labels that are.")

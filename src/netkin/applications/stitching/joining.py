@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.comparing.alignment import Pairs
+from netkin.comparing.spec import layers_by_name
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
 from netkin.representations import inference_mode_of, recording, rows_of
 from netkin.representations.cutting import Traces, agrees, known_layer, reaches_around, run_layers, run_until, tail
@@ -255,16 +256,13 @@ def _choose_layers(
 ) -> tuple[list[str], list[str]]:
     """Return the layers of both models that are tried out: those that listed pairs name, or those requested."""
     listed = layers is None and not isinstance(pairs, str)
-    both: Mapping[str, Any] = layers if isinstance(layers, Mapping) else {"a": layers, "b": layers}
     if listed:
         which: list[Pair] = Pairs([], pairs).which
-        both = {"a": list(dict.fromkeys(x for x, _ in which)), "b": list(dict.fromkeys(y for _, y in which))}
-    strange = next((key for key in both if key not in ("a", "b")), None)
-    if strange is not None:
-        raise InvalidValue(f"`layers` names {strange!r}; the models are 'a' and 'b'.", argument="layers")
+        both: list[Any] = [list(dict.fromkeys(layers)) for layers in zip(*which, strict=True)]
+    else:
+        both = list(layers_by_name(layers, names).values())
     found = list[list[str]]()
-    asked: Any
-    for model, name, asked in zip((a, b), names, (both.get("a"), both.get("b")), strict=True):
+    for model, name, asked in zip((a, b), names, both, strict=True):
         try:
             for layer in asked if listed else ():
                 known_layer(model, layer)  # refuses what is no single layer

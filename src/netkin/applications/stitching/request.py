@@ -107,7 +107,7 @@ class StitchRequest(Experiment):
     pairs: Any = option(
         "corresponding", '"corresponding", "all" (every layer into every layer) or a list of (layer, layer).'
     )
-    layers: Any = option(None, 'which layers (see `nk.layers`), for both models or by "a" and "b".')
+    layers: Any = option(None, "which layers (see `nk.layers`), for both models or by their names.")
     measures: Any = option(("cka",), "similarities of the same layers, tabulated too.")
     scores: str | Sequence[str] = option(USUAL, "which numbers of an evaluation.")
     shape: Any = option(None, "what one example is for the similarities; by default a place, as for stitches.")

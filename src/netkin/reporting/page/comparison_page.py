@@ -49,7 +49,6 @@ from netkin.results.labels import (
     plural,
     tables_by_name,
 )
-from netkin.results.packing import document
 from netkin.results.text import NO_DATA, list_cells, match_note, with_errors
 
 MEANS = (
@@ -83,9 +82,9 @@ def comparison_page(results: Sequence[Comparison]) -> Page:
         single_page(comparison, names, place, origin)
         for place, (comparison, origin) in enumerate(zip(comparisons, whole, strict=True))
     ]
-    documents, versions = [document(one) for one in whole], [one.version for one in comparisons]
+    versions = [comparison.version for comparison in comparisons]
     if len(pages) == 1:
-        return replace(pages[0], results=documents, versions=versions)
+        return replace(pages[0], results=whole, versions=versions)
     summaries, note = summary_grids(comparisons), buckets_note(comparisons)
     return Page(
         title=_title(comparisons, names),
@@ -94,7 +93,7 @@ def comparison_page(results: Sequence[Comparison]) -> Page:
         blocks=[summary_section(comparisons, summaries), spread_section(comparisons)],
         choices=[replace(page, label=label, title=_pair(one, names), whole=_pair(one))
                  for page, label, one in zip(pages, _labels(comparisons, names), comparisons, strict=True)],
-        versions=versions, results=documents,
+        versions=versions, results=whole,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from netkin.reporting.parts import origins, table_of
 from netkin.results.caveats import Caveat
 from netkin.results.compression import Compression
 from netkin.results.labels import plural
-from netkin.results.packing import document
 
 COLUMNS = ("layer", "kind", "width", "parameters", "multiply-adds", "variance held", "accuracy")
 TWO_LAYERS = (
@@ -51,7 +50,7 @@ def compression_page(compression: Compression) -> Page:
         versions=[compression.version],
         name=["compression"],
         csv=table_of(compression),
-        results=[document(compression)],
+        results=[compression],
     )
 
 

@@ -15,7 +15,6 @@ from netkin.reporting.words import number
 from netkin.results import Comparison, Federation, Values
 from netkin.results.caveats import Caveat
 from netkin.results.labels import plural
-from netkin.results.packing import document
 
 FEW = 7  # clients that have a line each; of more, the mean, the lowest and the highest are drawn
 LISTED = 24  # clients up to which their table is open
@@ -49,7 +48,7 @@ def federation_page(federation: Federation) -> Page:
         note=HONEST,
         name=[f"{federation.algorithm} federation"],
         csv=table_of(federation),
-        results=[document(federation)],
+        results=[federation],
     )
 
 

@@ -12,7 +12,6 @@ from netkin.reporting.parts import origins, table_of
 from netkin.reporting.words import range_of, sentence, short_names
 from netkin.results import Ranking, Values
 from netkin.results.labels import plural
-from netkin.results.packing import document
 from netkin.results.ranking import SENTENCE
 
 FEATURES = "features of "  # begins a word of provenance on each model
@@ -49,7 +48,7 @@ def ranking_page(ranking: Ranking) -> Page:
         note=EXAMPLES_ALONE,
         name=["ranking", ranking.data],
         csv=table_of(ranking),
-        results=[document(ranking)],
+        results=[ranking],
     )
 
 

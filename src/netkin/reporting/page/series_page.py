@@ -26,7 +26,6 @@ from netkin.reporting.words import (
 from netkin.results import Series
 from netkin.results.caveats import Caveat
 from netkin.results.labels import bare_names, plural
-from netkin.results.packing import document
 from netkin.results.series import Trend
 from netkin.results.text import NO_DATA
 
@@ -55,7 +54,7 @@ def series_page(series: Series) -> Page:
         note=ROUNDED,
         name=[_bare(series.run)],
         timeline=Timeline(series.unit, series.steps, places, series.measures) if series.measures else None,
-        results=[document(series)],
+        results=[series],
         best=False,  # best matches soon lie on the diagonal, and their line would hide what is to be seen there
     )
 

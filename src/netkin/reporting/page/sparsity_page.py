@@ -14,7 +14,6 @@ from netkin.reporting.parts import about, curve, missing_values, origins, table_
 from netkin.reporting.words import short_names
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import plural
-from netkin.results.packing import document
 from netkin.results.weight_sparsity import SparsityStudy, WeightSparsity
 
 WEIGHTS = (
@@ -57,7 +56,7 @@ def sparsity_page(study: SparsityStudy) -> Page:
         versions=[study.version],
         name=["sparsity"],
         csv=table_of(study),
-        results=[document(study)],
+        results=[study],
     )
 
 

@@ -16,7 +16,6 @@ from netkin.reporting.parts import curve, missing_values, origins, table_of
 from netkin.results import TaskAccuracies, TaskEnsembles
 from netkin.results.caveats import grouped
 from netkin.results.labels import plural
-from netkin.results.packing import document
 from netkin.results.task_accuracies import accuracy_text
 
 STORED = {"each task": "stored per task", "in all": "stored in all"}
@@ -50,7 +49,6 @@ def task_page(records: Sequence[TaskRecord]) -> Page:
     ways = ways_by_name([record for record in records if isinstance(record, TaskAccuracies)])
     ensembles = [record for record in records if isinstance(record, TaskEnsembles)]
     learnt = [_learnt(ways), _heatmaps(ways)] if ways else []
-    documents = [document(record) for record in records]
     return Page(
         title=_title(first.tasks, ways),
         sentence=_sentence(ways, ensembles),
@@ -63,7 +61,7 @@ def task_page(records: Sequence[TaskRecord]) -> Page:
         note=HONEST,
         name=["tasks in a row"],
         csv=_rows(ways, ensembles),
-        results=documents if len(documents) == 1 else [documents],  # of several one list is saved
+        results=records if len(records) == 1 else [records],  # of several one list is saved
     )
 
 
