@@ -11,7 +11,6 @@ from netkin.reporting.charts import Axis, Chart, Line, chart_of
 from netkin.reporting.parts import origins
 from netkin.results.diff import Diff, ModuleDiff, named, number_cells
 from netkin.results.labels import plural
-from netkin.results.packing import document
 
 HEAD = ("module", "class", "local error", "floor", "ratio", "end to end", "worst example", "at position")
 MEANING = (
@@ -56,7 +55,7 @@ def diff_page(result: Diff) -> Page:
         versions=[result.version],
         name=["diff", result.a, result.b],
         csv=(HEAD, everything),
-        results=[document(result)],
+        results=[result],
         best=False,
     )
 
