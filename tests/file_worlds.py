@@ -117,9 +117,21 @@ OF_MAPS = {
 }
 
 
+OF_TOKENS = {"tokens": (LINEAR, {"layers": ["0", "1"], "shape": "tokens", "tokens": 8})}
+
+
+def reader():
+    """Return a small network of tokens."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 4))
+
+
 def write_statistics(folder):
     """Write statistics with every collector that a pass feeds."""
-    for which, model, data in ((COLLECTED, network(), batches(5)), (OF_MAPS, convolutions(), batches(1, 4, 4))):
+    for which, model, data in (
+        (COLLECTED, network(), batches(5)), (OF_MAPS, convolutions(), batches(1, 4, 4)),
+        (OF_TOKENS, reader(), [torch.arange(24).reshape(8, 3) % 9]),
+    ):  # fmt: skip
         for name, (asked, options) in which.items():
             data = None if name == "filters" else data
             found = nk.collect(model, data=data, measures=asked, names=("first", "second"), **options)
@@ -141,6 +153,7 @@ def write_results(folder):
     clients = {name: (torch.randn(4, 1, 3, 3, generator=draw), torch.arange(4) % 3) for name in ("first", "second")}
     learnt = nk.learn_tasks(atoms, [nk.Task(name, one, one, 3) for name, one in clients.items()], epochs=1)
     made |= {"task accuracies": learnt.record, "task ensembles": nk.ensemble_tasks(learnt, 1, epochs=1)}
+    made["diff"] = nk.diff(network(), network(), batches(5), progress=False)
     made["federation"] = nk.federate(atoms, clients, coefficients="fixed", test=clients, rounds=2)
     for name, one in made.items():
         one.save(folder / name)
@@ -162,11 +175,11 @@ def write_networks(folder):
 
 
 RECORDED = ("comparison", "comparisons", "series", "series between", "ranking", "sparsity", "federation")
-RECORDED += ("task accuracies", "task ensembles", "compressed")
+RECORDED += ("task accuracies", "task ensembles", "compressed", "diff")
 OF_NETWORKS = ("stitch", "stitch of rank 2", "sweep of stitches", "recording", "kernel ridge")
 WHOLE = (
     *RECORDED, *OF_NETWORKS,
-    *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS)),
+    *(f"statistics of {name}" for name in (*COLLECTED, *OF_MAPS, *OF_TOKENS)),
 )  # fmt: skip
 
 
@@ -245,7 +258,7 @@ def write_harmed(source, target, draw):
 
 NAMED = ("to_pandas", "_repr_html_", "to_json", "series")  # methods that need no arguments
 DOCUMENTED = (Comparison, Comparisons, Series, Ranking, nk.Federation, nk.SparsityStudy, Compression)
-DOCUMENTED += (nk.TaskAccuracies, nk.TaskEnsembles)
+DOCUMENTED += (nk.TaskAccuracies, nk.TaskEnsembles, nk.Diff)
 
 
 def uses(result):

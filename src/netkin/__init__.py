@@ -65,7 +65,7 @@ _ROOMS = {
         "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
     "netkin.representations": ["activations", "gradients", "layers", "shapes"],
-    "netkin.representations.filters": ["AtomConv2d", "decompose"],
+    "netkin.representations.filters": ["AtomConv2d"],
     "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model"],
     "netkin.training": ["Recipe", "train", "train_many"],
@@ -81,7 +81,7 @@ _ROOMS = {
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {
-    "netkin.representations.filters": ["Decomposed", "freeze_except", "recompose"],
+    "netkin.representations.filters": ["Decomposed", "decompose", "freeze_except", "recompose"],
     "netkin.representations": [
         "cls", "dft", "flatten", "last", "mean", "pool", "positions", "recording", "replacing", "run_from",
         "run_until", "tokens",

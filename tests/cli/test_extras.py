@@ -20,6 +20,8 @@ PASS = "--data digits:test --examples 40 --layers relu1 --quiet"
 LINES = {
     "demo": "demo --quiet",
     "compare": f"compare {MODEL} {PASS} --out ab.netkin --report ab.html",
+    "diff": f"diff {MODEL} {MODEL} --data digits:test --examples 40 --report d.html",
+    "train": f"train {MODEL} --data digits:train --epochs 1 --out net.safetensors",
     "collect": f"collect {MODEL} {PASS} --out part.stats",
     "merge": "merge part.stats --out all.stats",
     "dynamics": f"dynamics run --model {MODEL} {PASS} --report run.html",

@@ -50,7 +50,7 @@ def test_pairs_are_the_same_for_all_models(maps, images):
 @pytest.mark.parametrize(
     "pairs, fault, words",
     [
-        ("some", UnknownName, "`pairs` is 'all', 'corresponding' or a list of .layer, layer.; got 'some'"),
+        ("some", UnknownName, "`pairs` is 'all', 'corresponding', 'band:2' or a list of .layer, layer.; got 'some'"),
         ([("conv1", "conv9")], UnknownName, "`pairs` names layer 'conv9', which 'b' does not give; did you mean 'conv"),
         ([], InvalidValue, "must hold .layer, layer.*got an empty list"),
         (["conv1"], InvalidValue, "must hold .layer, layer.*got 'conv1'"),

@@ -8,8 +8,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 from torch import nn
 
+from netkin import diff
 from netkin.applications.sparsity import sparsity_study
 from netkin.reporting import blocks
 from netkin.reporting.html import html_of, notebook_of
@@ -48,6 +50,7 @@ def results_of(made):
         "compression": compressed(),
         "sparsity": studied(),
         "sparsity of weights": sparsity_study(nn.Linear(4, 2)),
+        "diff": diff(nn.Linear(4, 2), nn.Linear(4, 2), torch.randn(20, 4), progress=False),
     }
 
 

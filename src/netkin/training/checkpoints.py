@@ -24,7 +24,7 @@ class Checkpoints(Hook):
         every: write after so many steps, not after each epoch.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> from netkin.training import train
         >>> inputs, folder = torch.randn(20, 4), tempfile.mkdtemp()
         >>> history = train(nn.Linear(4, 2), (inputs, torch.arange(20) % 2), epochs=2, hooks=[Checkpoints(folder)])
