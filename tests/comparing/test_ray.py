@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -246,12 +247,11 @@ def test_another_version_on_a_worker_is_refused(here, monkeypatch, other):
 
 def test_no_port_is_open_to_other_machines(ray_cluster):
     psutil = pytest.importorskip("psutil")
-    listening = [
-        one.laddr.ip
-        for process in psutil.Process().children(recursive=True)
-        for one in process.net_connections("inet")
-        if one.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a worker that has just ended
+            found = process.net_connections("inet")
+            listening += [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
     assert listening
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
 
