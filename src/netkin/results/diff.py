@@ -259,8 +259,8 @@ class Diff(Result):
         if self.arguments:
             return f"No module differs beyond rounding; {self.arguments[0]}."
         return (
-            f"No module differs beyond rounding: the largest error is {largest:.2g} × its floor, and one stands out "
-            f"above {self.threshold:g} ×."
+            f"No module differs beyond rounding: the largest error is {largest:.2g} × its floor, below the "
+            f"{self.threshold:g} × from which a module stands out."
         )
 
     def _about(self, one: ModuleDiff) -> str:
