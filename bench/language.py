@@ -20,7 +20,7 @@ import netkin as nk
 from netkin.identity import weights_digest
 
 LENGTH, BATCH, VOCABULARY = 512, 8, 32_000
-SHAPES = ("mean", "last")
+SHAPES = ("mean", "last", "tokens")  # tokens are sampled where moments of all pairs do not fit
 
 
 def llama(seed: int, layers: int, width: int, device: str) -> nn.Module:
