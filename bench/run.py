@@ -360,7 +360,7 @@ def language_models() -> list[str]:
     if not LANGUAGE.exists():
         return []
     figures = json.loads(LANGUAGE.read_text())
-    compared = [(shape, figures[shape]) for shape in ("mean", "last") if shape in figures]
+    compared = [(shape, figures[shape]) for shape in ("mean", "last", "tokens") if shape in figures]
     rows = [
         f"| `{shape}` | {row['pairs']:,} | {row['seconds']:.2f} s | {row['ratio']:.3f} | "
         f"{row['gigabytes_above_the_models']:.2f} GB |"
