@@ -79,7 +79,7 @@ def main(out: Path, layers: int = 32, width: int = 4096, sequences: int = 512) -
     figures: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "netkin": nk.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else device, "parameters": parameters,
-        "layers": layers, "width": width, "sequences": sequences, "tokens": LENGTH,
+        "layers": layers, "width": width, "sequences": sequences, "length": LENGTH,
     }  # fmt: skip
     forward_both(models, batches[:2])
     figures["forward_seconds"] = min(timed(lambda: forward_both(models, batches))[0] for _ in range(2))

@@ -371,7 +371,7 @@ def language_models() -> list[str]:
         "",
         f"Made by `bench/language.py` on {figures['date']}: {figures['device']}, torch {figures['torch']}, two "
         f"networks in the shape of Llama with {figures['parameters'] / 1e9:.2f} billion parameters each (bfloat16, "
-        f"random weights), {figures['sequences']} sequences of {figures['tokens']} tokens, `cka` of all pairs of "
+        f"random weights), {figures['sequences']} sequences of {figures['length']} tokens, `cka` of all pairs of "
         f"`model.layers.*`. The forward passes took {figures['forward_seconds']:.2f} s, the digests of both models "
         f"{figures['digest_seconds']:.2f} s. Goal: ≤ 1.25.",
         "",
