@@ -130,6 +130,15 @@ def test_half_precision_is_kept_in_half_the_bytes():
     np.testing.assert_allclose(sampled.compute()["cka"].values, exact["cka"].values, rtol=1e-5)
 
 
+@pytest.mark.parametrize("measure", ["cka", "nbs", "svcca(variance=0.9)"])
+def test_one_layer_has_values_with_all_layers_of_another_model(measure):
+    layers = {"a": "blocks.1", "b": "blocks.*"}
+    options = {"shape": "tokens", "progress": False, "layers": layers}
+    exact, sampled = (nk.compare(*models(), sequences(), measure, tokens=n, **options) for n in (None, 10_000))
+    assert sampled[measure].statistic == "Rows"
+    np.testing.assert_allclose(sampled[measure].values, exact[measure].values, rtol=1e-6)
+
+
 def test_a_constant_layer_is_a_hole():
     nets = models()
     with torch.no_grad():

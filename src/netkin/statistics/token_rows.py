@@ -96,8 +96,9 @@ class TokenRows(LinearRows):
 
     def pair(self, a: Key, b: Key, without: int | None = None) -> Moments:
         require_pair(a, b, self.names, "rows", self.pair_blocks)
-        self.require_alike_rows(a, b)
-        return TokenMoments(self._side(a, without), self._side(b, without), lambda: self._squares(a, b, without)[a, b])
+        sides = self._side(a, without), self._side(b, without)
+        self.require_alike_rows(a, b)  # once both are in order
+        return TokenMoments(*sides, lambda: self._squares(a, b, without)[a, b])
 
     def _side(self, key: Key, without: int | None) -> TokenSide:
         def make() -> TokenSide:
@@ -133,10 +134,6 @@ class TokenRows(LinearRows):
 
     def like(self, other: Any) -> Self:
         return self
-
-    def merge(self, other: Self) -> Self:
-        self._require_alike(other, tokens="cap")
-        return super().merge(other)
 
 
 class TokenMoments(Moments):

@@ -370,7 +370,7 @@ class _Buffer:
         self.tensor, self.version, self.copy = tensor, tensor._version, tensor.detach().clone()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether `tensor` is this buffer, and nobody has written into it."""
+        """Return whether `tensor` is this buffer, unchanged since it was noted."""
         return tensor is self.tensor and tensor._version == self.version
 
     def put_back(self) -> Tensor:

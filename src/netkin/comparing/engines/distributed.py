@@ -33,7 +33,7 @@ from netkin.statistics.stored import from_plain, to_plain
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
 ALIVE = 2.0  # seconds of waiting between two checks that the next rank's process is still there
-ALIVE_TAG = 7301  # of the messages that check it, which nobody receives
+ALIVE_TAG = 7301  # of the messages that check it, which no rank receives
 _calls = itertools.count()  # the same on every rank, as every rank makes the same calls
 
 TensorMessage = tuple[dict[str, Any], dict[str, Tensor]]  # what JSON can hold, and tensors by their names
