@@ -63,7 +63,7 @@ def training_run() -> Any:
     recorder = nk.DynamicsRecorder(model, data("test"), layers=LAYERS)
     for step, epochs in enumerate((0, 1, 1, 2, 4)):
         if epochs:
-            nk.train(model, data("train"), epochs=epochs, batch=64, rate=0.02, seed=step, progress=False)
+            nk.train(model, data("train"), epochs=epochs, batch=64, lr=0.02, seed=step, progress=False)
         recorder.probe(sum((0, 1, 1, 2, 4)[: step + 1]) * 23)
     return recorder.series("cka")
 
@@ -79,7 +79,7 @@ def which_model() -> Any:
     """Rank three networks for the digits: one trained on them, one on half of the classes, one untrained."""
     half = nk.load_model("netkin:digits", seed=3)
     some = [(images[labels < 5], labels[labels < 5]) for images, labels in data("train")]
-    nk.train(half, some, epochs=2, rate=0.02, progress=False)
+    nk.train(half, some, epochs=2, lr=0.02, progress=False)
     models = {"all digits": network(0), "digits 0 to 4": half, "untrained": nk.load_model("netkin:digits", seed=9)}
     return nk.recommend(models, data("test"), scores=["knn", "logme"])
 
@@ -91,14 +91,14 @@ def users() -> Any:
     convolutions = [nk.AtomConv2d(i, o, 3, stride=2, padding=1, atoms=4) for i, o in ((1, 8), (8, 16))]
     relu, head = torch.nn.ReLU(), [torch.nn.Flatten(), torch.nn.Linear(64, 10)]
     model = torch.nn.Sequential(convolutions[0], relu, convolutions[1], relu, *head)
-    how = {"rate": 0.05, "batch": 8, "drop_last": True, "test": split.test, "test_every": 1}
+    how = {"lr": 0.05, "batch": 8, "drop_last": True, "test": split.test, "test_every": 1}
     return nk.federate(model, split.train, "fedper", coefficients="evolving", rounds=6, **how)
 
 
 def tasks_in_a_row() -> Any:
     """Learn five tasks of two digits in a row, in two ways."""
     tasks = nk.split_tasks("digits:train", "digits:test", tasks=5)
-    recipe = {"epochs": 2, "batch": 32, "rate": 0.02, "progress": False}
+    recipe = {"epochs": 2, "batch": 32, "lr": 0.02, "progress": False}
     return [nk.learn_tasks("netkin:digits", tasks, way, **recipe).record for way in ("atoms", "finetune")]
 
 
@@ -106,7 +106,7 @@ def sparse_networks() -> Any:
     """Put a network beside one that lost nine of ten weights."""
     sparse = nk.load_model("netkin:digits", seed=0)
     nk.sparsify(sparse, 0.9, method="erk", seed=0)
-    nk.train(sparse, data("train"), epochs=4, rate=0.05, progress=False)
+    nk.train(sparse, data("train"), epochs=4, lr=0.05, progress=False)
     return nk.sparsity_study({"dense": network(0), "sparse": sparse}, data("test"))
 
 

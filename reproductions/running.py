@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import sys
 import time
@@ -170,7 +171,7 @@ def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None
         return None
     old = Claim.load(path)
     same = [getattr(old, name) == getattr(statement, name) for name in ("id", *DECIDING)]
-    return old if all([*same, dict(old.settings) == _recipes(old, scale)]) else None
+    return old if all([*same, _recorded_recipes(old) == _recipes(old, scale)]) else None
 
 
 def current(out: str | Path) -> list[Claim]:
@@ -196,6 +197,15 @@ def trainings(claims: Iterable[Claim]) -> dict[tuple[str, str], tuple[str, str]]
         )
         for claim in claims
         if claim.id in known
+    }
+
+
+def _recorded_recipes(old: Claim) -> dict[str, str]:
+    """Return the recipes of a record in today's names: `lr` was `rate` when the first were measured."""
+    names = {"rate": "lr", "decay": "weight_decay"}
+    return {
+        network: re.sub(r"\b(rate|decay)=", lambda match: f"{names[match[1]]}=", words)
+        for network, words in old.settings.items()
     }
 
 

@@ -42,7 +42,7 @@ class Setting:
     def options(self) -> dict[str, Any]:
         """The options of training."""
         own = {name: getattr(self, name) for name in ("epochs", "batch", "every", "sample")}
-        return own | {"rate": 1e-3, "decay": 1e-4, "memory": 16 * 2**30}
+        return own | {"lr": 1e-3, "weight_decay": 1e-4, "memory": 16 * 2**30}
 
 
 SETTINGS = {

@@ -24,8 +24,8 @@ from reproductions.subspaces.nets import WORDS, atoms_of, copies, recipe, start,
 NET = "vgg11"
 SEEDS = {"cpu": 3, "gpu": 5}
 TRAINING: dict[str, dict[str, Any]] = {
-    "cpu": {"epochs": 12, "batch": 50, "rate": 0.05},
-    "gpu": {"epochs": 20, "batch": 256, "rate": 0.1},
+    "cpu": {"epochs": 12, "batch": 50, "lr": 0.05},
+    "gpu": {"epochs": 20, "batch": 256, "lr": 0.1},
 }
 MARK, MARKS = 0.99, (0.99, 0.999)
 SHOWN = (0, 3, 7)  # the layers of Fig. 4d to f, counted from 0
@@ -72,7 +72,7 @@ def bottom_up(lab: Lab) -> Finding:
     measured["test accuracy"] = Measured.over(one["accuracy"] for one in found)
     own = TRAINING[lab.scale]
     note = (
-        f"{own['epochs']} epochs of batches of {own['batch']}, the rate falling as a cosine from {own['rate']:g}; the "
+        f"{own['epochs']} epochs of batches of {own['batch']}, the rate falling as a cosine from {own['lr']:g}; the "
         "paper trains AlexNet on CIFAR-100 for 150 epochs and VGG11 on ImageNet for 20. A layer that is settled only "
         "after the last epoch has the share 1."
     )
@@ -248,7 +248,7 @@ def parted(lab: Lab, task: Sequence[Any]) -> list[dict[str, Any]]:
     sets = [every[2 * seed + k] for seed in seeds for k in (0, 1, 0)]  # a task, another, and the first again
     models = [model for seed in seeds for model in copies(start(lab, net, seed), 3)]
     orders = [10 * seed + k for seed in seeds for k in range(3)]
-    runs = watched(lab, net, models, [one.train for one in sets], look_at, orders, rate=TASK_RATES[net], **own)
+    runs = watched(lab, net, models, [one.train for one in sets], look_at, orders, lr=TASK_RATES[net], **own)
     found = []
     for k, seed in enumerate(seeds):
         first, other, again = runs[3 * k : 3 * k + 3]

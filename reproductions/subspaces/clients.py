@@ -45,7 +45,7 @@ class Setting:
     seeds: int
 
 
-_RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
+_RECIPE = Recipe(epochs=5, batch=25, lr=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(6, 3, 4, (1, 2, 4), _RECIPE.but(batch=16), 3),
     "gpu": Setting(20, 5, 20, (1, 4, 8), _RECIPE, 5),

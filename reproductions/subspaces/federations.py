@@ -47,7 +47,7 @@ class Setting:
     seeds: int
 
 
-_RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
+_RECIPE = Recipe(epochs=5, batch=25, lr=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(
         12, {"cifar100": 15, "cifar10": 6}, 1 / 3, {"cifar100": 4, "cifar10": 3}, _RECIPE.but(epochs=2, batch=10), 2,

@@ -28,7 +28,7 @@ REFUSED = {
     f"{FEDERATE} --client-fraction 0": "--client-fraction",
     f"{FEDERATE} --coefficients fixed": "--coefficients",
     f"{FEDERATE} --coefficients pretrained --atoms 2": "--public",
-    LEARN.removesuffix("epochs=1") + "rate=0.1": "--recipe",
+    LEARN.removesuffix("epochs=1") + "lr=0.1": "--recipe",
     f"{LEARN},drop_last=true,batch=999": "--recipe",
     "classes netkin:digits --data digits:test --names a,b": "--names",
     "atoms netkin:digits netkin:digits": "--atoms",

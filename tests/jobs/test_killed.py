@@ -65,7 +65,7 @@ def compared(path):
 
 def learned(path):
     model = nn.Sequential(*nets(1)[0], nn.Dropout(0.2), nn.BatchNorm1d(3))
-    recipe = nk.Recipe(epochs=4, optimizer="adam", rate=0.01, schedule="cosine")
+    recipe = nk.Recipe(epochs=4, optimizer="adam", lr=0.01, schedule="cosine")
     history = nk.train(model, batches(), recipe, test=batches()[:1], seed=3, save=path, every=2, progress=False)
     return model.state_dict(), history
 

@@ -282,7 +282,7 @@ def test_atoms_alone_are_trained():
     assert trained == ["0.atoms", "3.atoms", "6.weight", "6.bias"]
     before = copy.deepcopy(model.state_dict())
     x, y = torch.randn(32, 3, 16, 16), torch.arange(32) % 2
-    nk.train(model, (x, y), epochs=2, batch=8, decay=0.1)
+    nk.train(model, (x, y), epochs=2, batch=8, weight_decay=0.1)
     changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
     assert changed == set(trained)
     with pytest.raises(UnknownName, match="no part 'atom' to be trained: name 'atoms', or layers of the model"):

@@ -32,7 +32,7 @@ def made_up(name, seed):
 def lab(tmp_path_factory):
     """A laboratory of four made-up sets, with narrow networks that are trained for few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=6, batch=10, rate=0.01, drop_last=True)
+        recipe = Recipe(steps=6, batch=10, lr=0.01, drop_last=True)
         patch.setitem(laboratory.RECIPES, "cpu", {
             "alexnet-atoms": Network(lambda: alexnet(width=2), recipe),
             "vgg11-atoms": Network(lambda: vgg11(width=2), recipe),
@@ -41,7 +41,7 @@ def lab(tmp_path_factory):
         patch.setitem(families.PROBED, "cpu", 30)
         patch.setitem(families.STARTS, "cpu", 2)
         patch.setitem(atom_dynamics.SEEDS, "cpu", 2)
-        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100, "rate": 0.01})
+        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100, "lr": 0.01})
         patch.setitem(atom_dynamics.PAIRS, "cpu", 2)
         patch.setitem(atom_dynamics.TASK_TRAINING, "cpu", {"steps": 10, "batch": 10})
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
@@ -331,7 +331,7 @@ def test_two_tasks_are_compared_layer_by_layer_with_one_task_twice(lab):
     every, begin = nets.tasks(lab), nets.start(lab, "alexnet", 1)
     models = nets.copies(begin, 3)
     sets = [every[k].train for k in (2, 3, 2)]
-    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10, rate=0.03)
+    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10, lr=0.03)
     first, other, again = (nets.atoms_of(model) for model in models)
     start = nets.atoms_of(begin)
     for way, a, b in (

@@ -154,7 +154,7 @@ def library(tmp_path, monkeypatch):
     """A laboratory with a small text, and a short training of small networks."""
     (tmp_path / "shakespeare").mkdir()
     (tmp_path / "shakespeare" / "input.txt").write_text("to be or not to be, that is the question. " * 80)
-    recipe = Recipe(steps=40, batch=16, rate=0.02, optimizer="adam", order="drawn")
+    recipe = Recipe(steps=40, batch=16, lr=0.02, optimizer="adam", order="drawn")
     monkeypatch.setitem(laboratory.RECIPES["cpu"], "lstm", Network(lambda: CharLSTM(17, 8, 2), recipe, "text"))
     monkeypatch.setitem(laboratory.WINDOW, "cpu", 16)
     monkeypatch.setitem(bottom_up.SEEDS, "cpu", 2)

@@ -19,7 +19,7 @@ from reproductions import laboratory
 from reproductions.keeping import keeping_in, noting
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
 
-SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
+SMALL = Recipe(epochs=2, batch=64, lr=0.01, weight_decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def made_up(name, seed, size=32):
 def lab(tmp_path_factory):
     """A laboratory of three made-up sets, with narrow networks that are trained for few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=6, batch=10, rate=0.01, drop_last=True)
+        recipe = Recipe(steps=6, batch=10, lr=0.01, drop_last=True)
         patch.setitem(laboratory.RECIPES, "cpu", {
             "resnet18-atoms": Network(lambda: ResNet((1, 1), (4, 4)), recipe),
             "alexnet-atoms": Network(lambda: alexnet(width=2), recipe),
@@ -112,7 +112,7 @@ def test_a_walk_goes_as_far_as_training_in_each_layer_and_elsewhere(lab):
 def models(lab):
     """Four networks of one start, on two tasks each."""
     begin, tasks = nets.start(lab, "resnet18", atoms=6), nets.tasks(lab, 4)
-    return nets.train_all(lab, "resnet18", nets.copies(begin, 4), [task.train for task in tasks], steps=20, rate=0.1)
+    return nets.train_all(lab, "resnet18", nets.copies(begin, 4), [task.train for task in tasks], steps=20, lr=0.1)
 
 
 @pytest.fixture(scope="module")

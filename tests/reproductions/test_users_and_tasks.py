@@ -17,7 +17,7 @@ from reproductions.laboratory import Images, Lab
 from reproductions.subspaces import clients, continual, federations
 
 CLASSES = {"cifar10": 10, "cifar100": 20, "svhn": 10}
-QUICK = Recipe(epochs=1, batch=4, rate=0.01, momentum=0.9, drop_last=True)
+QUICK = Recipe(epochs=1, batch=4, lr=0.01, momentum=0.9, drop_last=True)
 
 
 def made_up(name, seed, each=12):

@@ -38,7 +38,7 @@ def same(one, other):
 def test_a_plain_loop_gives_the_same_weights_bit_for_bit():
     inputs, labels = labelled()
     ours, theirs = net(), net()
-    history = train(ours, (inputs, labels), epochs=3, batch=16, rate=0.1, decay=0.01, nesterov=True, seed=5)
+    history = train(ours, (inputs, labels), epochs=3, batch=16, lr=0.1, weight_decay=0.01, nesterov=True, seed=5)
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
     draw, losses = torch.Generator().manual_seed(5), []
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_whole_batches_leave_the_rest_for_the_next_shuffle():
 def test_drawn_batches_clipped_gradients_and_a_cosine_are_those_of_a_loop_by_hand():
     inputs, labels = labelled()
     ours, theirs = net(), net()
-    recipe = Recipe(steps=7, batch=8, optimizer="adam", rate=0.01, schedule="cosine", clip=0.5, order="drawn")
+    recipe = Recipe(steps=7, batch=8, optimizer="adam", lr=0.01, schedule="cosine", clip=0.5, order="drawn")
     train(ours, (inputs, labels), recipe, seed=2)
     optimizer = torch.optim.Adam(theirs.parameters(), 0.01)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
@@ -117,16 +117,14 @@ def test_optimizers_and_schedulers_of_torch_come_as_functions():
 
 def test_regression_and_recurrent_networks_train_too():
     inputs = torch.linspace(-1, 1, 64)[:, None]
-    history = train(
-        nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, rate=0.1, loss=mse_loss, test=(inputs, 3 * inputs)
-    )
+    history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, lr=0.1, loss=mse_loss, test=(inputs, 3 * inputs))
     assert history[-1]["loss"] < 1e-3
     assert "accuracy" not in history[-1]
     assert history[-1]["test_loss"] < 1e-3
     model = nk.load_model("netkin:char_lstm")
     tokens = torch.randint(0, 20, (12, 9), generator=torch.Generator().manual_seed(0))
     data = (tokens[:, :-1], tokens[:, 1:])
-    history = train(model, data, steps=3, batch=6, optimizer="adam", rate=1e-3, test=data)
+    history = train(model, data, steps=3, batch=6, optimizer="adam", lr=1e-3, test=data)
     assert 0 <= history[-1]["accuracy"] <= 1
 
 
@@ -288,7 +286,7 @@ def test_lower_precision_trains_nearly_alike():
         ({}, InvalidValue, "either `epochs` or `steps`, such as epochs=10; got neither"),
         ({"epochs": 1, "steps": 1}, InvalidValue, "such as epochs=10; got both"),
         ({"epochs": 0}, InvalidValue, "`epochs` must be a whole number of 1 or more; got 0"),
-        ({"epochs": 1, "rate": -1}, InvalidValue, "`rate` must be a number of 0 or more; got -1"),
+        ({"epochs": 1, "lr": -1}, InvalidValue, "`lr` must be a number of 0 or more; got -1"),
         ({"epochs": 1, "clip": 0}, InvalidValue, "`clip` must be a norm above 0"),
         ({"epochs": 1, "optimizer": "adm"}, UnknownName, "no optimizer named 'adm'; did you mean 'adam'?"),
         ({"epochs": 1, "schedule": "cosin"}, UnknownName, "did you mean 'cosine'?"),
@@ -299,9 +297,9 @@ def test_lower_precision_trains_nearly_alike():
         ({"epochs": 1, "smoothing": 0.1, "loss": mse_loss}, InvalidValue, "`smoothing` belongs to the cross entropy"),
         ({"epochs": 1, "hooks": [3]}, InvalidValue, "a hook is a function of .model, step.*got int"),
         (
-            {"epochs": 1, "rate": 1e30, "batch": 8},
+            {"epochs": 1, "lr": 1e30, "batch": 8},
             ForwardError,
-            "the mean loss of epoch 1 is nan.*smaller `rate` than 1e.30",
+            "the mean loss of epoch 1 is nan.*smaller `lr` than 1e.30",
         ),
     ],
 )

@@ -47,12 +47,12 @@ def both(recipe, count=4, dtype=torch.float64, how="stacked", **options):
 
 
 RECIPES = {
-    "sgd": Recipe(steps=20, batch=16, rate=0.1, decay=0.01, schedule="cosine", warmup=3),
-    "nesterov": Recipe(steps=20, batch=16, rate=0.1, nesterov=True, decay=0.01, order="drawn"),
-    "no momentum": Recipe(steps=20, batch=16, rate=0.1, momentum=0.0, clip=0.3),
-    "adam": Recipe(epochs=7, batch=16, optimizer="adam", rate=0.01, decay=0.01, schedule="steps"),
-    "adamw": Recipe(epochs=7, batch=16, optimizer="adamw", rate=0.01, decay=0.1, schedule="linear"),
-    "moved": Recipe(epochs=10, batch=16, rate=0.1, shift=2, flip=True, drop_last=True, smoothing=0.1),
+    "sgd": Recipe(steps=20, batch=16, lr=0.1, weight_decay=0.01, schedule="cosine", warmup=3),
+    "nesterov": Recipe(steps=20, batch=16, lr=0.1, nesterov=True, weight_decay=0.01, order="drawn"),
+    "no momentum": Recipe(steps=20, batch=16, lr=0.1, momentum=0.0, clip=0.3),
+    "adam": Recipe(epochs=7, batch=16, optimizer="adam", lr=0.01, weight_decay=0.01, schedule="steps"),
+    "adamw": Recipe(epochs=7, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.1, schedule="linear"),
+    "moved": Recipe(epochs=10, batch=16, lr=0.1, shift=2, flip=True, drop_last=True, smoothing=0.1),
 }
 
 
@@ -66,12 +66,12 @@ def test_stacked_networks_are_those_of_one_by_one(name):
 
 
 def test_the_first_gradients_of_stacked_networks_are_right_in_float32():
-    models, plain, *_ = both(Recipe(steps=1, batch=32, rate=1.0, momentum=0.0), dtype=torch.float32)
+    models, plain, *_ = both(Recipe(steps=1, batch=32, lr=1.0, momentum=0.0), dtype=torch.float32)
     assert furthest(models, plain) < 1e-5
 
 
 def test_each_network_has_its_own_data_seed_and_number_of_examples():
-    recipe = Recipe(epochs=3, batch=8, rate=0.1, drop_last=True, schedule="linear")
+    recipe = Recipe(epochs=3, batch=8, lr=0.1, drop_last=True, schedule="linear")
     data = [labelled(n, seed=n) for n in (8, 23, 40)]
     models, plain, histories, _ = both(recipe, 3, data=None, data_of_each=data, seeds=[5, 5, 9])
     assert furthest(models, plain) < 1e-8
@@ -80,14 +80,14 @@ def test_each_network_has_its_own_data_seed_and_number_of_examples():
 
 
 def test_ragged_networks_by_steps_and_adam_keep_their_own_count():
-    recipe = Recipe(epochs=4, batch=8, optimizer="adam", rate=0.02, order="drawn")
+    recipe = Recipe(epochs=4, batch=8, optimizer="adam", lr=0.02, order="drawn")
     data = [labelled(n, seed=n) for n in (8, 40, 16)]
     models, plain, *_ = both(recipe, 3, data=None, data_of_each=data)
     assert furthest(models, plain) < 1e-8
 
 
 def test_tests_are_taken_after_each_epoch():
-    recipe, held_out = Recipe(epochs=2, batch=16, rate=0.1), labelled(10, seed=3)
+    recipe, held_out = Recipe(epochs=2, batch=16, lr=0.1), labelled(10, seed=3)
     _, _, histories, expected = both(recipe, test=held_out)
     for history, own in zip(histories, expected, strict=True):
         assert [record["accuracy"] for record in history] == [record["accuracy"] for record in own]
@@ -97,7 +97,7 @@ def test_tests_are_taken_after_each_epoch():
 
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
 def test_networks_are_shown_on_their_way(how):
-    recipe, seen = Recipe(epochs=3, batch=16, rate=0.1), {}
+    recipe, seen = Recipe(epochs=3, batch=16, lr=0.1), {}
     models, data = [net(0), net(1)], labelled()
 
     def look(number, model, step):
@@ -118,7 +118,7 @@ def test_regression_and_frozen_weights_are_stacked_too():
     for model in models:
         model[0].bias.requires_grad_(False)
     plain, first = copy.deepcopy(models), models[0][0].bias.clone()
-    recipe = Recipe(epochs=5, batch=8, rate=0.1, decay=0.01)
+    recipe = Recipe(epochs=5, batch=8, lr=0.1, weight_decay=0.01)
     train_many(models, (inputs, inputs.square()), recipe, loss=mse_loss, how="stacked")
     train_many(plain, (inputs, inputs.square()), recipe, loss=mse_loss, how="one by one")
     assert furthest(models, plain) < 1e-9
@@ -146,7 +146,7 @@ def states_of(models):
 
 
 def test_stacked_networks_are_trained_again_from_other_weights_on_other_data():
-    recipe = Recipe(epochs=2, batch=16, rate=0.1, drop_last=True)
+    recipe = Recipe(epochs=2, batch=16, lr=0.1, drop_last=True)
     first, second, last = ([labelled(n, seed=n) for n in sizes] for sizes in ((40, 60), (50, 45), (90, 20)))
     work = Trainings([net(0), net(1)], first, recipe, None, [0, 1])
     assert work.again(states_of([net(2), net(3)]), second, [5, 6]) is None  # nothing was stacked yet
@@ -163,7 +163,7 @@ def test_stacked_networks_are_trained_again_from_other_weights_on_other_data():
 
 
 def test_data_that_stacked_networks_share_are_not_written_over():
-    data, recipe = labelled(), Recipe(epochs=1, batch=16, rate=0.1)
+    data, recipe = labelled(), Recipe(epochs=1, batch=16, lr=0.1)
     before = [one.clone() for one in data]
     work = Trainings([net(0), net(1)], [data, data], recipe, None, [0, 1])
     work.run("stacked")
@@ -210,7 +210,7 @@ class Attentive(nn.Module):
 
 
 def test_stacked_networks_do_not_repeat_torchs_warnings_of_missing_rules():
-    models, recipe = [Attentive() for _ in range(3)], Recipe(epochs=2, batch=20, rate=0.1)
+    models, recipe = [Attentive() for _ in range(3)], Recipe(epochs=2, batch=20, lr=0.1)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         trainings = call(models, recipe)
@@ -324,7 +324,7 @@ def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
         return outputs.square().mean()
 
     work = Trainings(
-        models, [labelled()] * 2, Recipe(epochs=1, batch=16, rate=0.1), None, [0, 1], loss, None, None, frozenset()
+        models, [labelled()] * 2, Recipe(epochs=1, batch=16, lr=0.1), None, [0, 1], loss, None, None, frozenset()
     )
     with pytest.raises(Exception, match="not twice"):
         work._at_once("graphs")
@@ -376,4 +376,4 @@ def test_what_cannot_be_trained_at_once_is_refused():
     with pytest.raises(InvalidValue, match="their data must be arrays"):
         train_many(models, [labelled()], epochs=1, how="stacked")
     with pytest.raises(ForwardError, match="the mean loss of epoch 1 is nan"):
-        train_many(models, labelled(), steps=9, batch=8, rate=1e300, how="stacked")
+        train_many(models, labelled(), steps=9, batch=8, lr=1e300, how="stacked")

@@ -75,9 +75,9 @@ def stopping(at):
 
 RECIPES = {
     "sgd, moved": Recipe(epochs=3, batch=12, shift=1, flip=True, schedule="cosine", warmup=1),
-    "adam, drawn": Recipe(steps=11, batch=12, order="drawn", optimizer="adam", rate=0.01, schedule="linear", clip=1.0),
-    "adamw, bf16": Recipe(epochs=3, batch=12, optimizer="adamw", rate=0.01, precision="bf16", drop_last=True),
-    "adam, fp16": Recipe(epochs=3, batch=12, optimizer="adam", rate=0.01, precision="fp16"),
+    "adam, drawn": Recipe(steps=11, batch=12, order="drawn", optimizer="adam", lr=0.01, schedule="linear", clip=1.0),
+    "adamw, bf16": Recipe(epochs=3, batch=12, optimizer="adamw", lr=0.01, precision="bf16", drop_last=True),
+    "adam, fp16": Recipe(epochs=3, batch=12, optimizer="adam", lr=0.01, precision="fp16"),
     "own": Recipe(steps=9, batch=12, optimizer=torch.optim.RMSprop),
 }
 
@@ -236,7 +236,7 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        ({"rate": 0.1}, "recipe .*rate=0.2.*not .*rate=0.1"),
+        ({"lr": 0.1}, "recipe .*lr=0.2.*not .*lr=0.1"),
         ({"seed": 1}, "seed .'0', not '1'.; ask for the same again, .* or start again with `overwrite=True`"),
         ({"model": net(1)}, "model; ask"),
         ({"data": labelled(seed=2)}, "data; a loader"),
@@ -247,7 +247,7 @@ def test_examples_in_another_order_or_in_other_batches_are_another_training(tmp_
     ],
 )
 def test_another_training_is_refused_and_its_file_left_alone(tmp_path, change, sentence):
-    given = {"model": net(), "data": labelled(), "epochs": 1, "rate": 0.2, "save": tmp_path / "run"}
+    given = {"model": net(), "data": labelled(), "epochs": 1, "lr": 0.2, "save": tmp_path / "run"}
     train(**given)
     places = tmp_path / "run", tmp_path / "run.job" / "job.json"
     before = [place.read_bytes() for place in places]

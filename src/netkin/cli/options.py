@@ -209,7 +209,7 @@ RECIPE = click.option(
     "--recipe",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Training settings, such as epochs=2,batch=32,rate=0.05; can be repeated. See the guide to training.",
+    help="Training settings, such as epochs=2,batch=32,lr=0.05; can be repeated. See the guide to training.",
 )
 ENGINES = {
     "local": "this process",
@@ -397,15 +397,15 @@ def recipe_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a recipe by their names.
 
     Example:
-        >>> recipe_settings(["epochs=2,rate=0.05", "flip=true", "optimizer=adam"])
-        {'epochs': 2, 'rate': 0.05, 'flip': True, 'optimizer': 'adam'}
+        >>> recipe_settings(["epochs=2,lr=0.05", "flip=true", "optimizer=adam"])
+        {'epochs': 2, 'lr': 0.05, 'flip': True, 'optimizer': 'adam'}
     """
     found: dict[str, Any] = {}
     for text in (part for one in texts for part in one.split(",")):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
             raise click.BadParameter(
-                f"a setting is written NAME=VALUE, as rate=0.05; got {text!r}.", param_hint="--recipe"
+                f"a setting is written NAME=VALUE, as lr=0.05; got {text!r}.", param_hint="--recipe"
             )
         if name in found:
             raise click.BadParameter(f"{name!r} is given twice.", param_hint="--recipe")

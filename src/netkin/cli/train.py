@@ -51,7 +51,7 @@ def recipe_options(command: Command) -> Command:
 
 
 @command(
-    "train netkin:digits --data digits:train --test digits:test --optimizer adam --rate 0.003 --out digits.pt",
+    "train netkin:digits --data digits:train --test digits:test --optimizer adam --lr 0.003 --out digits.pt",
     heading="Training",
 )
 @click.argument("model")

@@ -137,7 +137,7 @@ def _say_how_to_resume(save: Path | None) -> None:
 
 
 @command(
-    "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,rate=0.02",
+    "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,lr=0.02",
     heading="Tasks",
 )
 @click.argument("model")

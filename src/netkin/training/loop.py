@@ -83,7 +83,7 @@ def train(
 
     Example:
         >>> inputs = torch.linspace(-1, 1, 64)[:, None]
-        >>> history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, rate=0.1, loss=nn.functional.mse_loss)
+        >>> history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, lr=0.1, loss=nn.functional.mse_loss)
         >>> len(history), history[-1]["loss"] < 1e-3
         (99, True)
     """
@@ -342,8 +342,8 @@ def epoch_record(epoch: int, step: int, losses: Sequence[Tensor], recipe: Recipe
     loss = torch.stack(list(losses)).mean().item()
     if not abs(loss) < float("inf"):
         raise ForwardError(
-            f"the mean loss of epoch {epoch} is {loss}, up to step {step:,}; take a smaller `rate` than "
-            f"{recipe.rate:g}, a `warmup` or a `clip`."
+            f"the mean loss of epoch {epoch} is {loss}, up to step {step:,}; take a smaller `lr` than "
+            f"{recipe.lr:g}, a `warmup` or a `clip`."
         )
     return {"epoch": epoch, "step": step, "loss": loss}
 
@@ -425,7 +425,7 @@ def trained_digits_net(seed: int, epochs: int = 12, progress: Callable[[int, flo
     """
     model = untrained_digits_net(seed)
     falling = partial(LinearLR, start_factor=1, end_factor=0.05, total_iters=epochs - 1)
-    recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", rate=3e-3, schedule=falling)
+    recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", lr=3e-3, schedule=falling)
     digits_train = map(torch.cat, zip(*load_data("digits:train", batch_size=10_000), strict=True))
     train(model, tuple(digits_train), recipe, seed=seed, hooks=[_Telling(progress)] if progress else [], progress=False)
     return model

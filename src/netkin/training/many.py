@@ -69,7 +69,7 @@ def train_many(
 
     Example:
         >>> inputs, models = torch.linspace(-1, 1, 64)[:, None], [nn.Linear(1, 1) for _ in range(3)]
-        >>> settings = {"epochs": 99, "rate": 0.1, "loss": nn.functional.mse_loss}
+        >>> settings = {"epochs": 99, "lr": 0.1, "loss": nn.functional.mse_loss}
         >>> histories = train_many(models, data_of_each=[(inputs, slope * inputs) for slope in (1, 2, 3)], **settings)
         >>> [round(model.weight.item(), 1) for model in models]
         [1.0, 2.0, 3.0]

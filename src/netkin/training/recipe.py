@@ -40,16 +40,16 @@ class Recipe:
         epochs: Number of passes over the examples; either this or `steps`.
         steps: Number of updates, whatever number of epochs that makes.
         batch: Examples in a batch, for data that come as arrays or as a data set.
-        optimizer: The optimizer; in Python also a function of the parameters that returns one of torch with its rate.
-        rate: The learning rate at its highest.
+        optimizer: The optimizer; in Python also a function of the parameters that returns one of torch.
+        lr: The learning rate at its highest.
         momentum: Momentum of "sgd".
         nesterov: Whether the momentum of "sgd" is Nesterov's.
-        decay: The weight decay.
-        schedule: Course of the rate: "constant", "steps" (a tenth after half, a hundredth after three quarters),
+        weight_decay: The weight decay.
+        schedule: How `lr` goes: "constant", "steps" (a tenth after half, a hundredth after three quarters),
             "linear" or "cosine" (down to `end`), by epochs where `epochs` are given, else by steps; in Python also a
             function of an optimizer that returns a scheduler of torch.
-        warmup: For how many epochs (or steps) the rate first rises in a straight line.
-        end: The share of the rate at which "linear" and "cosine" end.
+        warmup: For how many epochs (or steps) `lr` first rises in a straight line.
+        end: The fraction of `lr` at which "linear" and "cosine" end.
         clip: The largest norm of the gradient of all weights; by default it is not clipped.
         smoothing: The label smoothing of the cross entropy.
         precision: "float32" (the model's own), "bf16" or "fp16" by autocast, or "auto": bf16 on a GPU.
@@ -59,7 +59,7 @@ class Recipe:
         flip: Whether images are mirrored left to right, every other one at random.
 
     Example:
-        >>> Recipe(epochs=4, rate=0.1, schedule="steps").rates([0.1], 4)
+        >>> Recipe(epochs=4, lr=0.1, schedule="steps").rates([0.1], 4)
         [[0.1], [0.1], [0.010000000000000002], [0.001]]
     """
 
@@ -67,10 +67,10 @@ class Recipe:
     steps: int | None = None
     batch: int = 128
     optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] = "sgd"
-    rate: float = 0.05
+    lr: float = 0.05
     momentum: float = 0.9
     nesterov: bool = False
-    decay: float = 0.0
+    weight_decay: float = 0.0
     schedule: str | Callable[[Optimizer], LRScheduler] = "constant"
     warmup: int = 0
     end: float = 0.0
@@ -91,7 +91,7 @@ class Recipe:
         counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
         require_at_least(1, **{name: count for name, count in counts.items() if count is not None})
         require_at_least(0, warmup=self.warmup, shift=self.shift)
-        for name in ("rate", "momentum", "decay", "end", "smoothing"):
+        for name in ("lr", "momentum", "weight_decay", "end", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidValue(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
         if self.clip is not None and not self.clip > 0:
@@ -132,9 +132,9 @@ class Recipe:
             return made
         if self.optimizer == "sgd":
             settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
-            return torch.optim.SGD(parameters, self.rate, weight_decay=self.decay, **settings)
+            return torch.optim.SGD(parameters, self.lr, weight_decay=self.weight_decay, **settings)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, self.rate, weight_decay=self.decay)
+        return kind(parameters, self.lr, weight_decay=self.weight_decay)
 
     def rates(self, first: Sequence[float], count: int) -> list[list[float]]:
         """Return the learning rates of `count` epochs (or steps), each of the groups that begin at `first`.

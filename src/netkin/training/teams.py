@@ -36,7 +36,7 @@ class Student:
         self.step, self.seconds, self.history = 0, 0.0, list[Record]()
         self._losses = list[Tensor]()
         self._picks: Iterator[Pick] = iter(())
-        self._rates = recipe.rates([recipe.rate], recipe.epochs or recipe.steps or 0)
+        self._rates = recipe.rates([recipe.lr], recipe.epochs or recipe.steps or 0)
 
     @property
     def until_epoch_ends(self) -> int:
@@ -343,10 +343,10 @@ def _update(
     rate: Tensor, single: bool,
 ) -> None:  # fmt: skip
     """Change weights in place as torch's optimizers do, each network of a stack at its own rate."""
-    if recipe.decay and recipe.optimizer == "adamw":
-        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.decay, single))
-    elif recipe.decay:
-        gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.decay))
+    if recipe.weight_decay and recipe.optimizer == "adamw":
+        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.weight_decay, single))
+    elif recipe.weight_decay:
+        gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.weight_decay))
     if recipe.optimizer == "sgd":
         steps = _scaled(_sgd_steps(recipe, gradients, memory, used), rate, single)
     else:

@@ -59,7 +59,7 @@ def test_other_ways_change_the_network_of_the_first_task(method, tasks, images):
 def test_decay_leaves_heads_of_other_tasks_alone(tasks):
     learner = LEARNERS["finetune"](small_net(), None, tasks, 0)
     before = [one.clone() for one in learner.heads[2].parameters()]
-    learner.learn(0, Recipe(epochs=1, decay=0.1, optimizer="adamw", rate=0.01))
+    learner.learn(0, Recipe(epochs=1, weight_decay=0.1, optimizer="adamw", lr=0.01))
     assert all(map(torch.equal, before, learner.heads[2].parameters()))
     assert not torch.equal(
         learner.own[0]["9.0.weight"], LEARNERS["finetune"](small_net(), None, tasks, 0).own[0]["9.0.weight"]
@@ -109,7 +109,7 @@ def test_the_elastic_penalty_is_a_loop_over_tasks_and_weights(tasks):
 
 
 def test_a_strong_penalty_holds_the_body_where_it_was(tasks):
-    recipe = Recipe(steps=40, batch=16, rate=0.01, momentum=0)
+    recipe = Recipe(steps=40, batch=16, lr=0.01, momentum=0)
     apart = []
     for strength in (0.0, 100.0):
         learner = ElasticLearner(seeded(small_net, 0), None, tasks, 0, strength=strength)

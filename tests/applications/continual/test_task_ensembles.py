@@ -10,7 +10,7 @@ from netkin.applications.continual import ensemble_tasks, learn_tasks
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.training import train
 
-HEADS = {"epochs": 2, "batch": 16, "rate": 0.05, "progress": False}
+HEADS = {"epochs": 2, "batch": 16, "lr": 0.05, "progress": False}
 
 
 @pytest.fixture(scope="module")

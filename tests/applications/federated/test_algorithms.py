@@ -101,7 +101,7 @@ def test_an_algorithm_gives_the_weights_of_its_transcription(algorithm, source):
     net, data = network(), clients()
     travelling, personal, trained = CASES[algorithm, source]
     found = federate(
-        net, data, algorithm, coefficients=source, rounds=ROUNDS, epochs=EPOCHS, rate=RATE, momentum=MOMENTUM,
+        net, data, algorithm, coefficients=source, rounds=ROUNDS, epochs=EPOCHS, lr=RATE, momentum=MOMENTUM,
         batch=100, prox=PULL, head_epochs=3,
     )  # fmt: skip
     start = {name: one.detach() for name, one in net.named_parameters()}
@@ -117,7 +117,7 @@ def test_an_algorithm_gives_the_weights_of_its_transcription(algorithm, source):
 def test_pretraining_gives_all_weights_to_pretrain_and_the_coefficients_to_others(algorithm):
     net, data = network(), clients()
     public = (data["a"][0] * 2, data["a"][1])
-    options = {"rounds": 1, "epochs": 1, "rate": RATE, "batch": 100, "public": public, "pretrain_epochs": 2}
+    options = {"rounds": 1, "epochs": 1, "lr": RATE, "batch": 100, "public": public, "pretrain_epochs": 2}
     found = federate(net, data, algorithm, coefficients="pretrained", **options)
     start = {name: one.detach() for name, one in net.named_parameters()}
     public_net = descended(start, public, EVERY, epochs=2)
@@ -131,14 +131,14 @@ def test_pretraining_gives_all_weights_to_pretrain_and_the_coefficients_to_other
 
 def test_fixed_coefficients_are_not_pretrained_either():
     net, data = network(), clients()
-    found = federate(net, data, "pretrain", coefficients="fixed", rounds=1, public=data["a"], rate=RATE)
+    found = federate(net, data, "pretrain", coefficients="fixed", rounds=1, public=data["a"], lr=RATE)
     assert np.array_equal(found.shared["0.coefficients"], net[0].coefficients.detach())
     assert not np.allclose(found.state("a")["0.atoms"], net[0].atoms.detach())
 
 
 def test_fine_tuning_makes_atoms_and_head_personal_and_leaves_the_rest():
     net, data = network(), clients()
-    options = {"coefficients": "federated", "rounds": 1, "epochs": 1, "rate": RATE, "batch": 100}
+    options = {"coefficients": "federated", "rounds": 1, "epochs": 1, "lr": RATE, "batch": 100}
     before, after = federate(net, data, **options), federate(net, data, **options, finetune=2)
     assert not before.personal
     assert before.similarity is None
@@ -151,7 +151,7 @@ def test_fine_tuning_makes_atoms_and_head_personal_and_leaves_the_rest():
 def test_a_weight_without_gradients_is_neither_trained_nor_sent():
     net = network()
     net[0].bias.requires_grad_(False)
-    found = federate(net, clients(), rounds=1, rate=RATE)
+    found = federate(net, clients(), rounds=1, lr=RATE)
     assert "0.bias" not in found.travels
     assert np.array_equal(found.shared["0.bias"], net[0].bias)
 

@@ -232,7 +232,7 @@ def test_more_rounds_go_on_from_those_that_are_done_and_fewer_are_refused(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": 0.2}, {"seed": 1}, {"prox": 0.5}, {"coefficients": "fixed"}, {"algorithm": "fedper"}]
+    "change", [{"lr": 0.2}, {"seed": 1}, {"prox": 0.5}, {"coefficients": "fixed"}, {"algorithm": "fedper"}]
 )
 def test_another_federation_in_its_place_is_refused(tmp_path, change):
     options = {"save": tmp_path / "f.netkin", **OPTIONS, "rounds": 1}

@@ -44,7 +44,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def federation(digits):
-    options = {"coefficients": "fixed", "rounds": 3, "rate": 0.05, "batch": 8, "drop_last": True}
+    options = {"coefficients": "fixed", "rounds": 3, "lr": 0.05, "batch": 8, "drop_last": True}
     return federate(network(), digits.train, "local", test=digits.test, **options)
 
 
@@ -216,7 +216,7 @@ def slow_ensembles(federation, digits):
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
 def test_an_ensemble_is_that_of_a_slow_transcription(federation, digits, slow_ensembles, how):
     found = similar_users_ensemble(
-        federation, network(), digits.train, digits.test, epochs=5, rate=0.5, batch=1000, how=how
+        federation, network(), digits.train, digits.test, epochs=5, lr=0.5, batch=1000, how=how
     )
     for name, (members, together, alone) in slow_ensembles.items():
         assert found.members[name] == members

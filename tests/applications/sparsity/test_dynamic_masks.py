@@ -77,7 +77,7 @@ def test_rigl_moves_masks_as_its_algorithm_does():
 def test_each_layer_keeps_its_number_of_weights_and_zeros_stay_zero(method, optimizer):
     model, first = net(), net()
     moving = DynamicMasks(method, every=2, until=25, fraction=0.5)
-    recipe = Recipe(steps=30, batch=16, rate=0.05, decay=0.1, optimizer=optimizer)
+    recipe = Recipe(steps=30, batch=16, lr=0.05, weight_decay=0.1, optimizer=optimizer)
     train(model, labelled(), recipe, hooks=[moving])
     assert kept(model) == kept(first)
     assert moving.moved > 0
@@ -167,7 +167,7 @@ def test_an_optimizer_forgets_what_is_dropped_and_what_grows(optimizer):
 @pytest.mark.parametrize("method", ["rigl", "set"])
 @pytest.mark.parametrize("stop_after", [3, 4, 5, 6])
 def test_training_that_stops_goes_on_bit_for_bit(tmp_path, method, stop_after):
-    recipe = Recipe(steps=12, batch=16, rate=0.1, decay=0.01)
+    recipe = Recipe(steps=12, batch=16, lr=0.1, weight_decay=0.01)
     whole, again = net(), net()
     train(whole, labelled(), recipe, hooks=[DynamicMasks(method, every=2, until=11, fraction=0.4)])
 

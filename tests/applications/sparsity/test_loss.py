@@ -129,7 +129,7 @@ def test_training_with_it_lowers_the_debiased_similarity_of_layers_on_other_imag
     for beta in (0.0, 0.5):
         model = staged()
         with nk.CKASparsityLoss(model, beta=beta, every=1, samples=32) as penalty:
-            nk.train(model, train, epochs=8, rate=0.02, hooks=[penalty], progress=False)
+            nk.train(model, train, epochs=8, lr=0.02, hooks=[penalty], progress=False)
         found[beta] = term_of(model, test, estimator="debiased").item()
     assert found[0.5] < found[0.0] - 0.3
 
@@ -179,7 +179,7 @@ def test_a_loop_adds_two_lines_and_gets_the_gradients_of_both():
 
 @pytest.mark.parametrize("stop", [3, 4, 5])
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path, stop):
-    data, options = batches(4, size=16), {"epochs": 3, "rate": 0.05, "seed": 3, "progress": False}
+    data, options = batches(4, size=16), {"epochs": 3, "lr": 0.05, "seed": 3, "progress": False}
 
     ends_at = [stop]
 

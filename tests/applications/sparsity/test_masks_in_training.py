@@ -19,10 +19,10 @@ from netkin.training.many import _try_forward
 from sparsity_worlds import labelled, net, zeros_hold
 
 RECIPES = {
-    "sgd": Recipe(steps=12, batch=16, rate=0.1, decay=0.1, clip=1.0),
-    "nesterov": Recipe(steps=12, batch=16, rate=0.1, nesterov=True, decay=0.01),
-    "adam": Recipe(epochs=4, batch=16, optimizer="adam", rate=0.01, decay=0.1),
-    "adamw": Recipe(epochs=4, batch=16, optimizer="adamw", rate=0.01, decay=0.5),
+    "sgd": Recipe(steps=12, batch=16, lr=0.1, weight_decay=0.1, clip=1.0),
+    "nesterov": Recipe(steps=12, batch=16, lr=0.1, nesterov=True, weight_decay=0.01),
+    "adam": Recipe(epochs=4, batch=16, optimizer="adam", lr=0.01, weight_decay=0.1),
+    "adamw": Recipe(epochs=4, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.5),
     "bf16": Recipe(steps=12, batch=16, precision="bf16"),
 }
 
@@ -92,7 +92,7 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path):
     whole, stopped, again = (net() for _ in range(3))
     for model in (whole, stopped, again):
         sparsify(model, 0.9, seed=4)
-    recipe = Recipe(steps=10, batch=16, rate=0.1, decay=0.01)
+    recipe = Recipe(steps=10, batch=16, lr=0.1, weight_decay=0.01)
     train(whole, labelled(), recipe)
 
     class Enough(Exception):

@@ -26,7 +26,7 @@ def labelled(n=64, seed=1):
     return inputs, inputs[:, :3].argmax(1)
 
 
-RECIPE = Recipe(steps=12, batch=16, rate=0.1, schedule="cosine", decay=0.01)
+RECIPE = Recipe(steps=12, batch=16, lr=0.1, schedule="cosine", weight_decay=0.01)
 
 
 def same(first, second):

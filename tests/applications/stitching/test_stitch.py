@@ -164,13 +164,13 @@ class TestOneCall:
         a, b = built(Rows, dtype=torch.float32), built(Rows, seed=1, dtype=torch.float32)
         data = labelled(b, 5)
         direct = stitch(a, "mid", b, "mid", data, "reduced_rank(k=2)", data)
-        found = stitch(a, "mid", b, "mid", data, "task_loss(rank=2)", data, epochs=20, rate=0.02)
-        assert found.method == "task_loss(rank=2, epochs=20, rate=0.02)"
+        found = stitch(a, "mid", b, "mid", data, "task_loss(rank=2)", data, epochs=20, lr=0.02)
+        assert found.method == "task_loss(rank=2, epochs=20, lr=0.02)"
         assert found.evaluation.cross_entropy < direct.evaluation.cross_entropy
         assert found.transformation.rank == 2
         assert found.history[-1]["loss"] < found.history[0]["loss"]
         assert found.training["steps"] == 60
-        again = stitch(a, "mid", b, "mid", data, nk.TaskLoss(rank=2, epochs=20, rate=0.02), data)
+        again = stitch(a, "mid", b, "mid", data, nk.TaskLoss(rank=2, epochs=20, lr=0.02), data)
         assert (again.method, again.evaluation) == (found.method, found.evaluation)
         assert torch.equal(again.map.weight, found.map.weight)
 
@@ -261,7 +261,7 @@ class TestAnyNetworks:
     def test_a_stitch_into_a_model_of_half_precision_is_trained_in_float32(self):
         a, b = built(Maps, dtype=torch.float32), built(Maps, seed=1, dtype=torch.float32)
         data = labelled(b, *IMAGES)
-        found = stitch(a, "mid", b.to(torch.bfloat16), "mid", data, "task_loss", test=data, epochs=3, rate=1e-4)
+        found = stitch(a, "mid", b.to(torch.bfloat16), "mid", data, "task_loss", test=data, epochs=3, lr=1e-4)
         assert found.transformation.shift.dtype == torch.float32
         moved = found.map.weight - stitch(a, "mid", b, "mid", data).map.weight
         assert 0 < moved.abs().max() < 1e-2  # steps of 1e-4 would be lost in bfloat16

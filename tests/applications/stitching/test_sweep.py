@@ -120,7 +120,7 @@ def test_without_labels_agreement_is_there_and_accuracy_is_a_hole(world):
 
 def test_a_stitch_that_diverges_is_a_hole_and_the_others_stay(world):
     a, b, data = world
-    ways = ["least_squares", TaskLoss(steps=40, rate=1e30)]
+    ways = ["least_squares", TaskLoss(steps=40, lr=1e30)]
     found = nk.stitch_all(a, b, data, data, ways, layers="1")
     assert found.complete
     assert np.isfinite(found[LEAST]["1", "1"])

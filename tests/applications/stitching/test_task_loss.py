@@ -32,7 +32,7 @@ def test_it_is_written_as_measures_are():
     "how, options, fault",
     [
         ("least_squares", {}, "'least_squares' is no task loss; write 'task_loss'"),
-        ("task_loss(ratee=0.1)", {}, "no option 'ratee'; did you mean 'rate'. its options are labels, init, rank"),
+        ("task_loss(lrr=0.1)", {}, "no option 'lrr'; did you mean 'lr'. its options are labels, init, rank"),
         ("task_loss", {"l2": 0.1}, "no option 'l2'"),
     ],
 )
@@ -48,9 +48,9 @@ def test_other_ways_of_writing_it_are_refused(how, options, fault):
         ({"epochs": 2.5}, "epochs"),
         ({"every": True}, "every"),
         ({"l1": -1}, "l1"),
-        ({"decay": float("inf")}, "decay"),
-        ({"rate": 0}, "rate"),
-        ({"rate": "fast"}, "rate"),
+        ({"weight_decay": float("inf")}, "weight_decay"),
+        ({"lr": 0}, "lr"),
+        ({"lr": "fast"}, "lr"),
         ({"cka_penalty": float("nan")}, "cka_penalty"),
         ({"cka_of": "maps"}, "cka_of"),
         ({"seed": -1}, "seed"),

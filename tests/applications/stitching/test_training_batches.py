@@ -56,10 +56,10 @@ def test_data_that_come_in_another_order_are_answered_anew():
             self.round += 1
             return iter(data[self.round % 8 :] + data[: self.round % 8])
 
-    settings = TaskLoss(epochs=3, memory=0, rate=0.01)
+    settings = TaskLoss(epochs=3, memory=0, lr=0.01)
     network = joined(a, "1", b, "1", data, settings)
     training = train_map(network, Shuffled(), settings)
-    kept, _ = trained_from(a, "1", b, "1", data, epochs=3, rate=0.01)
+    kept, _ = trained_from(a, "1", b, "1", data, epochs=3, lr=0.01)
     assert training.final["loss"] < training.history[0]["loss"]
     torch.testing.assert_close(network.transformation.matrix, kept.transformation.matrix, rtol=0, atol=0.1)
 
@@ -86,7 +86,7 @@ def test_examples_are_dealt_out_anew_only_if_asked():
 @pytest.mark.parametrize("cuts", [True, False])
 def test_dealt_out_anew_every_example_keeps_its_own_answers(cuts):
     _, b, data = two_perceptrons()
-    _, training = trained_from(b, "1", b, "1", data, cuts, init="identity", batch=64, epochs=2, rate=1e-9)
+    _, training = trained_from(b, "1", b, "1", data, cuts, init="identity", batch=64, epochs=2, lr=1e-9)
     own = torch.cat([b(x) for x, _ in data]).detach().double().softmax(1)
     entropy = float(-(own * own.log()).sum(1).mean())
     assert training.history[-1]["training_loss"] == pytest.approx(entropy, abs=0.01)

@@ -86,7 +86,7 @@ def test_training_with_it_lowers_the_correlation_of_channels():
     for beta in (0.0, 20.0):
         model = small_net()
         with nk.Decorrelation(model, beta, layers=["2"]) as apart:
-            nk.train(model, (x, y), epochs=8, batch=16, rate=0.02, hooks=[apart], test=(x, y))
+            nk.train(model, (x, y), epochs=8, batch=16, lr=0.02, hooks=[apart], test=(x, y))
         ends[beta] = channel_correlation(model[:3](x)).item()
     assert ends[20.0] < 0.3 * ends[0.0]
     plain, zero = small_net(), small_net()

@@ -38,7 +38,7 @@ from netkin.training.recipe import recipe_of
 
 CHOICES = ("similar", "random", "dissimilar")
 ClientMember = tuple[str, str]  # a client, and a member of its ensemble
-USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
+USUAL = Recipe(epochs=100, lr=0.01, batch=32)  # section A.2: 100 epochs
 
 
 @with_call

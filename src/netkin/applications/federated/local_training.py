@@ -31,7 +31,7 @@ from netkin.training.recipe import recipe_of
 
 Client = tuple[StateDict, LabelledData, int]  # the weights it begins with, its examples, its seed
 Trained = tuple[StateDict, bool, float]  # weights, whether they are finite, and the last loss
-USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
+USUAL = Recipe(epochs=1, lr=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
 HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
 
