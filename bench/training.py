@@ -113,7 +113,7 @@ def trained(task: Task, device: str, data: dict[str, Any], steps: int, way: str)
         steps=steps, batch=task.batch, lr=0.05, weight_decay=5e-4, precision=task.precision, drop_last=True
     )
     models = task.models(device)
-    nk.train_many(models, recipe=recipe, how=way, progress=False, **data)
+    nk.train_many(models, recipe=recipe, method=way, progress=False, **data)
     return models
 
 
@@ -143,7 +143,7 @@ def apart(task: Task, device: str) -> dict[str, float]:
         data = {key: value if key == "data" else value[:6] for key, value in task.data(device).items()}
         with exact_products():
             nk.train_many(at_once, recipe=recipe, progress=False, **data)
-            nk.train_many(plain, recipe=recipe, how="one by one", progress=False, **data)
+            nk.train_many(plain, recipe=recipe, method="one by one", progress=False, **data)
         pairs = [
             (a.state_dict()[key].double(), b.state_dict()[key].double())
             for a, b in zip(at_once, plain, strict=True)

@@ -89,7 +89,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         if old is not None:
             tell(f"{label}: recorded before, {old.verdict}; `--again` measures it here")
             return Outcome(statement, old)
-        _refuse_place(record_path(out, statement.id, lab.scale))
+        _require_place(record_path(out, statement.id, lab.scale))
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
         with working(statement, lab):
             claim = measured(statement, lab)
@@ -100,13 +100,13 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
     return Outcome(statement, claim)
 
 
-def _refuse_place(place: Path) -> None:
+def _require_place(place: Path) -> None:
     """Refuse, before a claim is measured, a place where its record can't or should not be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise FileError(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
-    files.refuse_output(place, overwrite=True)  # the record of an earlier criterion is replaced
+    files.require_output(place, overwrite=True)  # the record of an earlier criterion is replaced
 
 
 def measured(statement: Statement, lab: Lab) -> Claim:

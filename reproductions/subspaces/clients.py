@@ -198,7 +198,7 @@ def trained_clients(begin: nn.Module, clients: Clients, setting: Setting, seed: 
     with tempfile.TemporaryDirectory() as folder:
         return [
             nk.federate(
-                begin, clients, "local", coefficients="fixed", rounds=rounds, recipe=setting.recipe, how="stacked",
+                begin, clients, "local", coefficients="fixed", rounds=rounds, recipe=setting.recipe, method="stacked",
                 seed=seed, save=Path(folder) / "clients.netkin", progress=False,
             )
             for rounds in setting.stages

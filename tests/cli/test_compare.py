@@ -318,7 +318,7 @@ def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
     for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: "):
         assert words in text.stdout
     facts = json.loads(netkin(f"compare --plan {SEVERAL} --json").stdout)
-    assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
+    assert (facts["models"], facts["pairs"], facts["passes"], facts["schedule"]["blocks"]) == (3, 3, 3, 1)
     refused = netkin(f"compare --plan {SEVERAL} --memory 1kB")
     assert (refused.exit_code, "would be refused: " in refused.stdout) == (1, True)
 
@@ -326,7 +326,7 @@ def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
 def test_a_sample_of_rows_is_for_several_models(netkin):
     line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
     facts = json.loads(netkin(f"compare --plan {line} --memory 330kB --json").stdout)
-    assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
+    assert (facts["schedule"]["is_sample"], facts["schedule"]["examples"]) == (True, 40)
     assert netkin(f"compare {line} --memory 330kB --out three.netkin").exit_code == 0
     pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
     assert pair["cka"].exactness == "a sample of 40 of 360 examples"

@@ -13,7 +13,7 @@ from netkin.comparing import explain
 from netkin.errors import InvalidValue, MemoryLimit, ShapeError
 from netkin.measures import measures
 from netkin.statistics import Moments, Spectra
-from netkin.statistics.stored import to_plain
+from netkin.statistics.storage import to_plain
 from table_worlds import sentences
 
 LAYERS = ["conv1", "conv2", "fc"]

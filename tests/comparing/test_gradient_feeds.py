@@ -106,7 +106,7 @@ def test_of_different_data_all_examples_are_counted_and_each_part_has_its_share_
     merged = nk.merge(parts)
     assert whole.examples == merged.examples == 70 + 45
     assert [part.examples for part in parts] == [23 + 15, 23 + 15, 24 + 15]
-    (measure, *_) = merged.record.asked
+    (measure, *_) = merged.record.measures
     assert np.allclose(merged.compute()[measure].values, whole[measure].values, atol=1e-10)
     assert (parts[0].missing != "", merged.missing) == (True, "")
     assert merged.record.part == "1/3, 2/3, 3/3"

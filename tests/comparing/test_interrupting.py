@@ -170,7 +170,7 @@ def test_the_file_of_a_continued_job_has_the_bytes_of_one_that_never_stopped(tmp
     torch.manual_seed(0)
     nets, data = {name: Stopping() for name in "abcd"}, list(torch.randn(600, 4).split(100))
     call = {"measures": ["cka", "svcca"], "progress": False}
-    call["memory"] = int(nk.explain_many(nets, data, **call).way.statistics * 0.7)  # several passes
+    call["memory"] = int(nk.explain_many(nets, data, **call).schedule.statistics * 0.7)  # several passes
     nk.compare_many(nets, data, **call, save=tmp_path / "whole.netkin")
     nets["d"].left = 8
     with pytest.raises(KeyboardInterrupt):

@@ -108,11 +108,11 @@ def test_layers_and_functions_of_each_model_in_blocks(here):
 def test_the_plan_of_a_cluster_tells_passes_and_bytes(here):
     how = {"layers": LAYERS, "engine": Ray(shares=2), **ERRORS}
     plan = nk.explain_many(MANY, LOADER, ["cka", "svcca"], **how)
-    assert (plan.models, plan.pairs, plan.passes, len(plan.way.blocks)) == (3, 3, 3 * 8, 1)
+    assert (plan.models, plan.pairs, plan.passes, len(plan.schedule.blocks)) == (3, 3, 3 * 8, 1)
     assert "forward passes: 24, one of each model on each batch" in str(plan)
     assert plan.lines[-1] == "cluster: 2 tasks at once on 2 nodes"
     few = nk.explain_many(MANY, LOADER, ["cka", "svcca"], memory=60_000, **how)
-    assert (len(few.way.blocks), few.way.rows) == (3, 0)
+    assert (len(few.schedule.blocks), few.schedule.rows) == (3, 0)
     assert "would be refused: " in str(nk.explain_many(MANY, LOADER, memory=100, **how))
     assert not list(here.iterdir())  # nothing has begun
 

@@ -160,14 +160,14 @@ def test_what_is_no_function_is_refused():
 
 
 def test_a_call_is_described_by_its_options_or_by_the_command():
-    from netkin.progress import command, commanded
+    from netkin.progress import as_command, command
 
     assert (
         described_call("nk.f", model=nn.Linear(1, 1), k=[1, 2], how=len, data=None)
         == "nk.f(model=Linear, k=[1, 2], how=len)"
     )
     assert len(described_call("nk.f", layers=list(range(1000)))) < 250
-    with commanded("netkin f --k 1"):
+    with as_command("netkin f --k 1"):
         assert described_call("nk.f", k=1) == command() == "netkin f --k 1"
     assert command() == ""
 

@@ -36,9 +36,9 @@ def quantised():
 def quantised_through():
     model = nn.Sequential(quantization.QuantStub(), *net(), quantization.DeQuantStub()).eval()
     model.qconfig = quantization.default_qconfig
-    prepared = quantization.prepare(model)
-    prepared(batches()[0][0])
-    return quantization.convert(prepared)
+    prepare_batch = quantization.prepare(model)
+    prepare_batch(batches()[0][0])
+    return quantization.convert(prepare_batch)
 
 
 def lazy():

@@ -281,7 +281,7 @@ def test_all_epochs_are_compared_with_each_other_by_layer(lab):
     model = nets.start(lab, "vgg11", 1)
     nets.train_all(
         lab, "vgg11", [model], [lab.images_of("cifar10").train], seeds=[1], steps=None, epochs=3, batch=100,
-        look=lambda _, model, step: states.__setitem__(step, nets.atoms_of(model)), look_at=[2, 4, 6],
+        callback=lambda _, model, step: states.__setitem__(step, nets.atoms_of(model)), callback_steps=[2, 4, 6],
     )  # fmt: skip
     for k, layer in enumerate(states[0]):
         for i, j in ((0, 3), (1, 2), (2, 3)):

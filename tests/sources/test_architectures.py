@@ -4,7 +4,7 @@ import torch
 from netkin.errors import InvalidValue, UnknownName
 from netkin.representations import layers
 from netkin.sources import load_model
-from netkin.sources.architectures import ARCHITECTURES, architecture, described, digits, seeded, tiny10
+from netkin.sources.architectures import ARCHITECTURES, architecture, describe_architecture, digits, seeded, tiny10
 from netkin.sources.efficientnets import SameConv2d
 
 
@@ -191,8 +191,8 @@ def test_published_weights_give_the_outputs_of_the_published_code(number, size):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_each_is_described_in_one_line(name):
-    assert 20 < len(described(name)) < 120
-    assert described(name).endswith(".")
+    assert 20 < len(describe_architecture(name)) < 120
+    assert describe_architecture(name).endswith(".")
 
 
 def test_unknown_and_impossible_options_are_refused():

@@ -9,7 +9,7 @@ import torch
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, Moments
-from netkin.statistics.stored import to_plain
+from netkin.statistics.storage import to_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
 

@@ -4,7 +4,7 @@ import torch
 import netkin as nk
 from netkin.errors import InvalidValue, NameClash, ShapeError
 from netkin.sources.batches import Batches
-from netkin.training.class_splits import Task, refuse_tasks, split_by_classes, split_tasks
+from netkin.training.class_splits import Task, require_tasks, split_by_classes, split_tasks
 
 
 def arrays(classes=6, each=5):
@@ -100,17 +100,17 @@ def test_labels_outside_the_classes_are_refused():
 def test_sequences_of_no_tasks_of_other_things_and_of_one_name_are_refused():
     task = Task("a", arrays(), arrays(), 6)
     with pytest.raises(InvalidValue, match="needs 1 task or more; got 0"):
-        refuse_tasks([])
+        require_tasks([])
     with pytest.raises(InvalidValue, match="got a str"):
-        refuse_tasks(["a"])
+        require_tasks(["a"])
     with pytest.raises(NameClash, match="'a' occurs 2 times"):
-        refuse_tasks([task, task])
+        require_tasks([task, task])
 
 
 def test_tasks_with_inputs_of_other_shapes_are_refused():
     one, other = Task("a", arrays(), arrays(), 6), (torch.zeros(3, 2), torch.arange(3))
     with pytest.raises(ShapeError, match=r"inputs of one shape; 'b' makes it \(1,\) and \(2,\)"):
-        refuse_tasks([one, Task("b", other, other, 3)])
+        require_tasks([one, Task("b", other, other, 3)])
 
 
 def test_arrays_of_numpy_make_a_task():

@@ -37,13 +37,13 @@ def furthest(models, others):
     return max((x.double() - y.double()).abs().max().item() for pair in pairs for x, y in pair)
 
 
-def both(recipe, count=4, dtype=torch.float64, how="stacked", **options):
+def both(recipe, count=4, dtype=torch.float64, method="stacked", **options):
     """Train networks by some way and one by one, and return both, with their histories."""
     models = [net(seed, dtype) for seed in range(count)]
     plain = copy.deepcopy(models)
     given = {"data": labelled()} | options
-    histories = train_many(models, recipe=recipe, how=how, **given)
-    return models, plain, histories, train_many(plain, recipe=recipe, how="one by one", **given)
+    histories = train_many(models, recipe=recipe, method=method, **given)
+    return models, plain, histories, train_many(plain, recipe=recipe, method="one by one", **given)
 
 
 RECIPES = {
@@ -95,15 +95,15 @@ def test_tests_are_taken_after_each_epoch():
         assert [list(record) for record in history] == [list(record) for record in own]
 
 
-@pytest.mark.parametrize("how", ["stacked", "one by one"])
-def test_networks_are_shown_on_their_way(how):
+@pytest.mark.parametrize("method", ["stacked", "one by one"])
+def test_networks_are_shown_on_their_way(method):
     recipe, seen = Recipe(epochs=3, batch=16, lr=0.1), {}
     models, data = [net(0), net(1)], labelled()
 
-    def look(number, model, step):
+    def callback(number, model, step):
         seen[number, step] = copy.deepcopy(model)
 
-    train_many(models, data, recipe, how=how, look=look, look_at={0, 4, 7})
+    train_many(models, data, recipe, method=method, callback=callback, callback_steps={0, 4, 7})
     assert sorted(seen) == [(number, step) for number in (0, 1) for step in (0, 4, 7)]
     for (number, step), found in seen.items():
         expected = net(number)
@@ -119,8 +119,8 @@ def test_regression_and_frozen_weights_are_stacked_too():
         model[0].bias.requires_grad_(False)
     plain, first = copy.deepcopy(models), models[0][0].bias.clone()
     recipe = Recipe(epochs=5, batch=8, lr=0.1, weight_decay=0.01)
-    train_many(models, (inputs, inputs.square()), recipe, loss=mse_loss, how="stacked")
-    train_many(plain, (inputs, inputs.square()), recipe, loss=mse_loss, how="one by one")
+    train_many(models, (inputs, inputs.square()), recipe, loss=mse_loss, method="stacked")
+    train_many(plain, (inputs, inputs.square()), recipe, loss=mse_loss, method="one by one")
     assert furthest(models, plain) < 1e-9
     assert torch.equal(models[0][0].bias, first)
 
@@ -129,14 +129,14 @@ def test_networks_are_given_back_as_they_were_found():
     models = [net(seed).eval() for seed in range(2)]
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    train_many(models, labelled(), epochs=1, how="stacked")
+    train_many(models, labelled(), epochs=1, method="stacked")
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(module.training for model in models for module in model.modules())
     assert all(weight.grad is None and weight.is_leaf for model in models for weight in model.parameters())
 
 
 def call(models, recipe, data=None, **options):
-    given = {"test": None, "loss": None, "hooks": None, "look": None, "look_at": ()} | options
+    given = {"test": None, "loss": None, "hooks": None, "callback": None, "callback_steps": ()} | options
     each = [data or labelled()] * len(models)
     return Trainings(models, each, recipe, seeds=list(range(len(models))), **given)
 
@@ -153,7 +153,7 @@ def test_stacked_networks_are_trained_again_from_other_weights_on_other_data():
     work.run("stacked")
     plain = [net(2), net(3)]
     states, fine, histories = work.again(states_of(plain), second, [5, 6])
-    expected = train_many(plain, data_of_each=second, recipe=recipe, seeds=[5, 6], how="one by one")
+    expected = train_many(plain, data_of_each=second, recipe=recipe, seeds=[5, 6], method="one by one")
     assert fine == [True, True]
     for own, model in zip(states, plain, strict=True):
         assert max(float((own[name] - one).abs().max()) for name, one in model.state_dict().items()) < 1e-8
@@ -186,7 +186,7 @@ def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
     work = Trainings(models, data, RECIPES[name], labelled(9), [3, 4], None, None, None, frozenset())
     histories = work._at_once("graphs")
     expected = train_many(
-        plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), how="one by one"
+        plain, data_of_each=data, recipe=RECIPES[name], seeds=[3, 4], test=labelled(9), method="one by one"
     )
     assert furthest(models, plain) < 1e-8
     for history, own in zip(histories, expected, strict=True):
@@ -311,7 +311,7 @@ def test_networks_that_cannot_be_stacked_are_trained_one_by_one_with_the_reason(
         train(model, labelled(), recipe, seed=seed)
     assert furthest(models, plain) == 0
     with pytest.raises(InvalidValue, match="can't be trained stacked into one"):
-        train_many(models, labelled(), recipe, how="stacked")
+        train_many(models, labelled(), recipe, method="stacked")
 
 
 def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
@@ -332,14 +332,14 @@ def test_a_step_that_fails_when_it_is_tried_leaves_the_weights_alone():
     assert furthest(models, [net(0), net(1)]) == 0
 
 
-@pytest.mark.parametrize("how", ["stacked", "one by one"])
-def test_networks_come_back_as_far_as_they_were_trained(how):
+@pytest.mark.parametrize("method", ["stacked", "one by one"])
+def test_networks_come_back_as_far_as_they_were_trained(method):
     def stop(number, model, step):
         raise KeyboardInterrupt
 
     models, expected = [net(0), net(1)], net(0)
     with pytest.raises(KeyboardInterrupt):
-        train_many(models, labelled(), epochs=2, batch=16, how=how, look=stop, look_at=[4])
+        train_many(models, labelled(), epochs=2, batch=16, method=method, callback=stop, callback_steps=[4])
     train(expected, labelled(), steps=4, batch=16, seed=0)
     assert furthest(models[:1], [expected]) < 1e-8
 
@@ -365,15 +365,15 @@ def test_what_cannot_be_trained_at_once_is_refused():
         train_many(models, labelled(), epochs=1, save="many.netkin")
     with pytest.raises(InvalidValue, match="share weights"):
         train_many([models[0]] * 2, labelled(), epochs=1)
-    with pytest.raises(UnknownName, match="no way to train named 'stackd'; did you mean 'stacked'?"):
-        train_many(models, labelled(), epochs=1, how="stackd")
+    with pytest.raises(UnknownName, match="no method of training named 'stackd'; did you mean 'stacked'?"):
+        train_many(models, labelled(), epochs=1, method="stackd")
     with pytest.raises(InvalidValue, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
-        train_many(models, labelled(), epochs=1, how="graphs")
+        train_many(models, labelled(), epochs=1, method="graphs")
     with pytest.raises(InvalidValue, match="stacked into one: they are not of one form"):
-        train_many([net(0), net(1, torch.float32)], labelled(), epochs=1, how="stacked")
+        train_many([net(0), net(1, torch.float32)], labelled(), epochs=1, method="stacked")
     with pytest.raises(InvalidValue, match="8 to 40 examples; drop_last=True"):
-        train_many(models, data_of_each=[labelled(8), labelled(40)], epochs=1, how="stacked")
+        train_many(models, data_of_each=[labelled(8), labelled(40)], epochs=1, method="stacked")
     with pytest.raises(InvalidValue, match="their data must be arrays"):
-        train_many(models, [labelled()], epochs=1, how="stacked")
+        train_many(models, [labelled()], epochs=1, method="stacked")
     with pytest.raises(ForwardError, match="the mean loss of epoch 1 is nan"):
-        train_many(models, labelled(), steps=9, batch=8, lr=1e300, how="stacked")
+        train_many(models, labelled(), steps=9, batch=8, lr=1e300, method="stacked")

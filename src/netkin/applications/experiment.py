@@ -21,10 +21,10 @@ from netkin.comparing.sides import on_device
 from netkin.comparing.spec import declarations, option, run_option
 from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import COMPARE, forms_by_name, state_noted, weights_digest
-from netkin.jobs import Identity, Job, refuse_output
+from netkin.jobs import Identity, Job, require_output
 from netkin.progress import ProgressOption, showing
 from netkin.representations.inputs import Forward, Transform
-from netkin.representations.layers import refuse_lazy
+from netkin.representations.layers import require_weights
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
@@ -70,7 +70,7 @@ class Experiment:
             require_at_least(1, examples=self.examples)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidValue(f"`seed` is a whole number; got {self.seed!r}.", argument="seed", value=self.seed)
-        refuse_output(self.save, overwrite=self.overwrite)
+        require_output(self.save, overwrite=self.overwrite)
 
     @property
     def given_models(self) -> dict[str, nn.Module]:
@@ -122,7 +122,7 @@ class Experiment:
         model = self.models[name]
         if isinstance(model, str):
             model = load_model(model, seed=list(self.models).index(name))
-        refuse_lazy(model)
+        require_weights(model)
         return model
 
     def load_data(self, name: str) -> Any:

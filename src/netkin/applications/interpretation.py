@@ -238,7 +238,7 @@ def class_sensitivity(
     rows = ModelSide(name, ModelInput(model, forward=logits.run, **of_model))
     with showing(options.pop("progress", None)):
         comparison = compare_sides(rows, logits, data, CompareSpec(measures=measures, **options))
-    logits.refuse_absent()
+    logits.require_class()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
 
@@ -316,7 +316,7 @@ class Logits(Side):
             rows = {name: self._reduce(self.name, name, column, None) for name, column in rows.items()}
         return Recorded(rows)
 
-    def refuse_absent(self) -> None:
+    def require_class(self) -> None:
         """Refuse a class that was requested and that the labels, if there were any, never named."""
         absent = [name for name, column in self._columns.items() if self._asked is not None and not self._seen[column]]
         if self._seen and absent:

@@ -76,12 +76,12 @@ class Remembering(Commands):
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="replace")  # which the encoding of a terminal may lack
         if not ctx.resilient_parsing:
-            _refuse_empty(args)
+            _require_filled(args)
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
-def _refuse_empty(args: Sequence[str]) -> None:
+def _require_filled(args: Sequence[str]) -> None:
     """Refuse an empty argument or value, as of a variable of the shell that is not set; "" names a model's output."""
     for before, typed in pairwise(["netkin", *args]):
         if (typed == "" and before not in NAMING_LAYERS) or re.fullmatch(r"--(?!layer)[\w-]+=", typed):

@@ -275,7 +275,7 @@ _COMPARING = (
 )
 
 
-def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
+def _require_errors(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
     """Refuse --chunks without --errors, where they would do nothing."""
     if is_typed(context, "chunks") and not context.params["errors"]:
         raise click.UsageError("--chunks needs --errors.")
@@ -284,7 +284,7 @@ def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: in
 
 _ERRORS = (
     declared("errors", is_eager=True),
-    declared("chunks", "Needs --errors.", type=click.IntRange(min=2), metavar="K", callback=_refuse_alone),
+    declared("chunks", "Needs --errors.", type=click.IntRange(min=2), metavar="K", callback=_require_errors),
     _EXACT,
 )
 _SKETCHING = (

@@ -42,7 +42,7 @@ def call_library(
     given = options.pop("transforms")
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
     options["layers"] = layers_by_model(options["layers"], list(dict.fromkeys(names)))
-    refuse_unknown_names(options, specs)
+    require_known_names(options, specs)
     networks = load_models(specs) if options.get("engine") != "ray" else []
     data = prepare(options, specs, place)
     if runs_elsewhere(options):  # which loads models where they are used, and functions
@@ -61,7 +61,7 @@ def call_for_many(
     given = options.pop("transforms")
     options["transforms"] = functions_of(given, len(specs))
     options["layers"] = layers_by_model(options["layers"], list(models))
-    refuse_unknown_names(options, specs)
+    require_known_names(options, specs)
     data = prepare(options, specs, place)
     if runs_elsewhere(options):
         return function(models, data=data, **options | {"transforms": one_or_each(given)})
@@ -69,17 +69,17 @@ def call_for_many(
     return function(loaded, data=data, **options)
 
 
-def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
+def require_known_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
     """Refuse misspelt measures, devices and models before the data are loaded, which may take long."""
     from netkin.comparing.comparer import measures_of
-    from netkin.sources.models import refuse_unknown_model
+    from netkin.sources.models import require_known_model
 
     if options["measures"]:
         measures_of(list(options["measures"]))
     if options.get("engine") != "ray":  # whose workers may have others
         require_device(options["device"] if options.get("engine") != "distributed" else None)
         for spec in dict.fromkeys(specs):
-            refuse_unknown_model(spec)
+            require_known_model(spec)
 
 
 def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
@@ -105,7 +105,7 @@ def _data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced:
     """Return data by name, with the sample that is drawn of them."""
     from netkin.comparing.engines.plain import DataSpec
 
-    _refuse_balanced(balanced, options["examples"])
+    _require_examples(balanced, options["examples"])
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
 
 
@@ -153,11 +153,11 @@ def load_batches(
     from netkin.sources import load_data
     from netkin.sources.batches import sample
 
-    _refuse_balanced(balanced, examples)
+    _require_examples(balanced, examples)
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
-def _refuse_balanced(balanced: bool, examples: int | None) -> None:
+def _require_examples(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")
 
@@ -193,19 +193,19 @@ def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, s
         >>> named_models(["small=netkin:tiny10,width=8", "netkin:tiny10,width=16"])
         {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
     """
-    from netkin.sources.names import numbered
+    from netkin.sources.names import unique_names
 
     own, models = zip(*map(_split_name, typed), strict=True)
     if given and any(own):
         raise click.UsageError("models are named either by --name or as NAME=MODEL; leave out one of them.")
     if given:
-        refuse_names(given, len(models))
+        require_name_of_each(given, len(models))
     chosen = [name for name in given or own if name]
     if strange := [name for name in chosen if name != readable(name)]:
         raise click.UsageError(f"a name must be text in UTF-8; got {strange[0]!r}.")
     if len(set(chosen)) < len(chosen):
         raise click.UsageError(f"names of models must differ; got {', '.join(chosen)}.")
-    names = given or numbered([name or readable(model) for name, model in zip(own, models, strict=True)])
+    names = given or unique_names([name or readable(model) for name, model in zip(own, models, strict=True)])
     return dict(zip(names, models, strict=True))
 
 
@@ -214,7 +214,7 @@ def readable(typed: str) -> str:
     return os.fsencode(typed).decode("utf-8", "replace")
 
 
-def refuse_names(given: Sequence[str], count: int) -> None:
+def require_name_of_each(given: Sequence[str], count: int) -> None:
     """Refuse more or fewer --name than there are models."""
     if len(given) != count:
         models = "1 model" if count == 1 else f"{count} models"

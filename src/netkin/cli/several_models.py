@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.compare import kind_of_file, open_statistics, require_no_result, warn_of_missing_parts
 from netkin.cli.options import (
     COUNT,
     DEVICE,
@@ -121,7 +121,7 @@ def tasks(tasks: tuple[str, ...], **options: Any) -> None:
     sketches that `netkin collect` wrote for one model. With --score, such as task2vec, each pair of tasks gets one
     number.
     """
-    _refuse_unused(options["score"] or "")
+    _require_used_options(options["score"] or "")
     given = dict(map(_parse_task, tasks))
     if len(given) < len(tasks):
         names = [_parse_task(one)[0] for one in tasks]
@@ -131,7 +131,7 @@ def tasks(tasks: tuple[str, ...], **options: Any) -> None:
     outputs.deliver(found, found.save)
 
 
-def _refuse_unused(score: str) -> None:
+def _require_used_options(score: str) -> None:
     """Refuse options that do nothing with this score, or without one."""
     context = click.get_current_context()
     unused = {"--score": BLOCKS * bool(score), "--score task2vec": TASK2VEC * (not score.startswith("task2vec"))}
@@ -156,7 +156,7 @@ def _parse_task(task: str) -> tuple[str, list[str]]:
     if equals and name and rest and len(found) == 2 and kind_of_file(rest) == "statistics":
         return name, [rest]
     if equals and name and len(found) == 2:
-        refuse_result(rest)
+        require_no_result(rest)
     if not (equals and len(found) == 3 and all(found)):
         raise click.BadParameter(
             f"a task is written NAME=MODEL,DATA, as in seen=netkin:digits,digits:train, or NAME=STATISTICS, a file of "

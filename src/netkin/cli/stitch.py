@@ -227,7 +227,7 @@ def _load(
 
 def _has_values(found: Comparison) -> bool:
     """Return whether any stitch has a score."""
-    return any(t.values.size > len(t.missing) for t in found.tables.values() if "how" in t.quantity.parameters)
+    return any(t.values.size > len(t.missing) for t in found.tables.values() if "method" in t.quantity.parameters)
 
 
 def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:

@@ -105,7 +105,7 @@ def _train(
     if settings["epochs"] is None and settings["steps"] is None:
         settings["epochs"] = EPOCHS
     recipe = Recipe(**settings)
-    _refuse_checkpoints(checkpoints, outputs)
+    _require_own_folder(checkpoints, outputs)
     network = remember(load_model(spec, seed=seed)).to(device or "cpu")
     arrays = labelled_arrays(load_data(data, 10_000, models=[spec]), "`data`")
     tested = None if test is None else labelled_arrays(load_data(test, 10_000, models=[spec]), "`test`")
@@ -142,13 +142,13 @@ def _hooks(
     """Give the hooks of the training; afterwards they are off the network."""
     from netkin.applications.freezing import FreezeTraining
     from netkin.applications.sparsity import CKASparsityLoss
-    from netkin.training.example_order import course_of
+    from netkin.training.example_order import batch_order
 
     arrays, (probe, _) = data
     with ExitStack() as stack:
         hooks: dict[str, Any] = {}
         if freeze is not None:
-            steps = recipe.steps or (recipe.epochs or 0) * (course_of(arrays, recipe, seed).per_epoch or 0)
+            steps = recipe.steps or (recipe.epochs or 0) * (batch_order(arrays, recipe, seed).per_epoch or 0)
             hooks["freeze"] = stack.enter_context(
                 FreezeTraining(network, _schedule(freeze), steps=steps, probe=probe if freeze == "similarity" else None)
             )
@@ -176,7 +176,7 @@ def _schedule(typed: str) -> str | dict[str, float]:
         ) from None
 
 
-def _refuse_checkpoints(folder: Path | None, outputs: OutputFiles) -> None:
+def _require_own_folder(folder: Path | None, outputs: OutputFiles) -> None:
     """Refuse a folder with the checkpoints of another training."""
     from netkin import jobs
 

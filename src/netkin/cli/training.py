@@ -35,9 +35,9 @@ from netkin.cli.running import (
     functions_of,
     prepare,
     read_from_weights,
-    refuse_unknown_names,
     remember,
     require_device,
+    require_known_names,
     runs_elsewhere,
     with_resume_hint,
 )
@@ -109,7 +109,7 @@ def _call_library(
     """Open the run and call the library."""
     from netkin.sources.runs import open_run
 
-    refuse_unknown_names(options, [])
+    require_known_names(options, [])
     checkpoints = open_run(run, model).only(steps)
     options["transform"] = functions_of(options.pop("transforms"), 1)
     options["layers"] = list(options["layers"]) or None

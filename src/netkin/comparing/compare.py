@@ -21,7 +21,7 @@ from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
     Need,
     Plan,
-    explained,
+    explain_plan,
     memory_limit,
     needs_of,
     ready_collectors,
@@ -41,7 +41,7 @@ from netkin.comparing.spec import (
 )
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, require_utf8
 from netkin.identity import function_digest, in_words, with_call
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import Measure, find
@@ -50,7 +50,7 @@ from netkin.memory import is_cuda
 from netkin.progress import Interruption, reporting, showing
 from netkin.representations import dft
 from netkin.representations.cutting import known_layer
-from netkin.representations.shapes import refuse_strange_layers
+from netkin.representations.shapes import require_known_layers
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
@@ -117,7 +117,7 @@ def explain(
         (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
-    return call_of(a, b, data, spec, run).explained(measures_of(measures))
+    return call_of(a, b, data, spec, run).explain(measures_of(measures))
 
 
 @with_call
@@ -232,17 +232,17 @@ class Call:
             sides, self.data, self.spec.examples, share or part, self.spec.start or 0, paired, shared=share is not None
         )
         if feed.expected is not None:
-            self._refuse_few(feed.expected)
+            self._require_enough_examples(feed.expected)
         return feed
 
-    def learned(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
+    def start_stream(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
         """Return a stream that has run few examples of its first batch, which show the layers."""
         stream = Stream(sides, self.feed(sides, measures), Reads(resizes=bool(self.spec.resize)))
         with stream.open():
             stream.learn()
         return stream
 
-    def _refuse_few(self, examples: int) -> None:
+    def _require_enough_examples(self, examples: int) -> None:
         """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
         if self.spec.start is None and examples < self.spec.chunk_count:
             raise InvalidValue(
@@ -256,19 +256,19 @@ class Call:
     def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
         comparer, interruption = self._collected(measures)
-        return self.engine.shared(lambda: comparisons_of(comparer, measures, self.of, interruption))
+        return self.engine.once(lambda: comparisons_of(comparer, measures, self.of, interruption))
 
     def collect(self, measures: Sequence[Measure]) -> Comparer:
         """Return what one pass over the data leaves; of several processes the first has all of it."""
         comparer, _ = self._collected(measures)
-        return self.engine.shared(lambda: comparer)
+        return self.engine.once(lambda: comparer)
 
     def _collected(self, measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
         """Return what one pass leaves, on the first of several processes what all of theirs leave together."""
         sides, interruption = self.sides(), Interruption(self.run.partial)
         with loaders_kept(self.data, *(side.data for side in sides)):
             feed = None if weights_alone(measures) else self.feed(sides, measures)
-            with self.engine.prepared(sides, self._terms(measures, feed)):
+            with self.engine.prepare(sides, self._terms(measures, feed)):
                 study = self.study(sides)
                 study = replace(
                     study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
@@ -282,8 +282,8 @@ class Call:
                 self._read(comparer, sides, feed, interruption)
                 self._describe(comparer, sides)
                 if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
-                    self._refuse_few(comparer.examples)
-            return self.engine.joined(comparer, feed.length), interruption
+                    self._require_enough_examples(comparer.examples)
+            return self.engine.join(comparer, feed.length), interruption
 
     def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
         """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
@@ -335,13 +335,13 @@ class Call:
             part="" if part is None else "/".join(map(str, part)),
         )  # fmt: skip
 
-    def explained(self, measures: Sequence[Measure]) -> Plan:
+    def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
         sides = self.sides()
         study = self.study(sides)
         if weights_alone(measures):
             sizes = self._sizes_of_weights(sides, needs_of(measures))
-            return explained(sizes, measures, self.pairs, replace(study, examples=0))
+            return explain_plan(sizes, measures, self.pairs, replace(study, examples=0))
         for data in (self.data, *(side.data for side in sides)):
             if isinstance(data, Iterator):
                 raise InvalidValue(
@@ -349,9 +349,9 @@ class Call:
                     "list."
                 )
         with loaders_kept(self.data, *(side.data for side in sides)):
-            stream = self.learned(sides, measures)
+            stream = self.start_stream(sides, measures)
         feed = stream.feed
-        return explained(
+        return explain_plan(
             list(stream.sizes.values()),
             measures,
             self.pairs,
@@ -392,14 +392,14 @@ class Call:
 def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = False) -> Call:
     """Return one call for two models, or one that is compared with itself; `by_name` if names are loaded elsewhere."""
     names = spec.names
-    refuse_half_characters(names)
+    require_utf8(names)
     # whether one model is compared with itself; one name may mean two networks with other random weights
     apart = isinstance(a, str) or (isinstance(spec.layers, Mapping) and "b" in spec.layers)
     alone = b is None or (b is a and spec.transforms is None and spec.forward is None and not apart)
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.", argument="names")
-    refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
+    require_known_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)
     sources |= {} if by_name else {name: source.loaded() for name, source in inputs_in(sources).items()}

@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from netkin import __version__, files
 from netkin.arrays import as_tensor, require_finite
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
+from netkin.comparing.plan import (
+    Need,
+    Plan,
+    aligned,
+    make_plan,
+    memory_limit,
+    needs_of,
+    ready_collectors,
+    require_within,
+)
 from netkin.comparing.sides import Reads
 from netkin.comparing.spec import DECLARED, Options, Spec, documented, layers_by_name, split, takes_options
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
@@ -35,7 +44,7 @@ from netkin.results.caveats import Caveat
 from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
-from netkin.statistics.stored import from_plain, to_plain
+from netkin.statistics.storage import from_plain, to_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -52,7 +61,7 @@ class PassRecord:
     """What is known of a pass beside its statistics.
 
     Args:
-        asked: the ids of the measures, in the order in which they were asked for.
+        measures: the ids of the measures, in the order of the call.
         origins: what each model is, and how it was run.
         names: what results call the models, where not by their own names.
         data: what the data are called.
@@ -64,7 +73,7 @@ class PassRecord:
         warnings: what to know of the data.
     """
 
-    asked: Sequence[str] = ()
+    measures: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     data: str = ""
@@ -206,7 +215,7 @@ class Comparer:
         """Fold a batch in, and return how many examples it adds."""
         before, self._doubt = self._doubt, batch.doubt
         if before is not None:
-            before.settle()
+            before.require_finite()
         rows = {key: kept.rows for key, kept in batch.layers.items() if kept.rows is not None}
         devices = {matrix.device for matrix in rows.values()}
         if len(devices) > 1:  # all on an accelerator
@@ -231,14 +240,14 @@ class Comparer:
             self.digest.update(batch.content, batch.numbers)
         self.examples += batch.count
         if self.examples > max(self.study.examples or 0, self._fits):
-            self._refuse_outgrown()
+            self._require_room()
         return batch.count
 
     def flush(self) -> None:
         """Look for NaN and Inf in the latest batch, if that has not been done yet."""
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
-            doubt.settle()
+            doubt.require_finite()
 
     def _feed(self, need: Need, collector: Collector, values: Mapping[Key, Any], batch: Batch) -> None:
         names = getattr(collector, "names", self.study.layers)
@@ -265,22 +274,22 @@ class Comparer:
                 owners[key] = np.repeat(np.arange(n), len(rows) // n)
         return owners
 
-    def _refuse_outgrown(self) -> None:
+    def _require_room(self) -> None:
         """Refuse to continue if the data have more examples than their length said, and these take too much memory."""
-        self._refuse_more_than(self.examples)
+        self._require_room_for(self.examples)
         try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
-            self._refuse_more_than(2 * self.examples)
+            self._require_room_for(2 * self.examples)
             self._fits = 2 * self.examples
         except MemoryLimit:
             self._fits = self.examples
 
-    def _refuse_more_than(self, examples: int) -> None:
+    def _require_room_for(self, examples: int) -> None:
         grown = replace(self.study, examples=examples, seen=True)
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors[:1]:
                 cost = type(collector).cost(need.settings, grown)
                 if cost is not None:
-                    refuse_over(self.study, cost.bytes, cost.what, cost.ways)
+                    require_within(self.study, cost.bytes, cost.what, cost.advice)
 
     # --- one's own loop -----------------------------------------------------------------------------------------------
 
@@ -289,7 +298,7 @@ class Comparer:
         from netkin.comparing.compare import explain  # it makes comparers
 
         options: Any = {name: getattr(self.spec, name) for name in FED if name != "measures"}
-        return explain(a, b, data, self.record.asked, **options)
+        return explain(a, b, data, self.record.measures, **options)
 
     def update(self, rows: Mapping[str, Mapping[str, Any]], *, valid: Any = None, numbers: Any = None) -> None:
         """Fold in one batch: of each model, by its name, what its layers gave for the same examples.
@@ -348,7 +357,7 @@ class Comparer:
         if not self.models:
             self._name_models(list(rows))
             self.begin(sizes)
-        self._refuse_other_layers(layers)
+        self._require_same_layers(layers)
         places = self._numbered(numbers, examples)
 
         def locate() -> None:
@@ -366,7 +375,10 @@ class Comparer:
             return max((stop for _, stop in self.ranges), default=0) + np.arange(examples)
         places = np.asarray(numbers, dtype=np.int64)
         if len(places) != examples:
-            raise ShapeError(f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.")
+            raise ShapeError(
+                f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.",
+                argument="numbers",
+            )
         repeated = [int(number) for number in places if any(start <= number < stop for start, stop in self.ranges)]
         if repeated or len(np.unique(places)) < len(places):
             which = repeated[0] if repeated else "a number"
@@ -381,7 +393,7 @@ class Comparer:
         origins = {model: self.record.origins.get(model, {"model": "recorded"}) for model in models}
         self.note(origins=origins, data="recorded")
 
-    def _refuse_other_layers(self, layers: Mapping[Key, Any]) -> None:
+    def _require_same_layers(self, layers: Mapping[Key, Any]) -> None:
         missing = [key for key in self.alignment.given if key not in layers]
         strange = [key for key in layers if key not in self.alignment.given]
         if missing or strange:
@@ -444,7 +456,7 @@ class Comparer:
         from netkin.comparing.tabulating import comparisons_of  # it reads comparers
 
         self.flush()
-        collected = self.record.asked or [name for need in self.needs for name in need.measures]
+        collected = self.record.measures or [name for need in self.needs for name in need.measures]
         wanted = measures_of(collected if measures is None else measures)
         if not self.models:
             raise InvalidValue("nothing was compared yet; call `update`, or run models inside `watching`.")
@@ -558,7 +570,7 @@ class Comparer:
             raise ShapeError(f"a comparer can't be merged with a {type(other).__name__}; load its file with `nk.load`.")
         for part in (self, other):
             part.flush()
-        self._refuse_unlike(other)
+        self._require_mergeable(other)
         merged = copy(self)
         merged.collectors = [
             [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
@@ -569,7 +581,7 @@ class Comparer:
         merged.digest.merge(other.digest)
         return merged
 
-    def _refuse_unlike(self, other: Comparer) -> None:
+    def _require_mergeable(self, other: Comparer) -> None:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for name in self.models:
@@ -643,7 +655,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     which = which if isinstance(which, str) else [tuple(pair) for pair in which]
     study, tensors = Study({}, [], **header["study"]), {name: torch.from_numpy(arrays[name].copy()) for name in arrays}
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
-    spec = Spec(measures=header["record"]["asked"], pairs=which, seed=study.seed, **errors)
+    spec = Spec(measures=header["record"]["measures"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
     sizes = [as_record(LayerSize, layer) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)

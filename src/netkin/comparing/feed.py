@@ -52,9 +52,9 @@ class Feed:
             self._data: dict[Side, Any] = dict.fromkeys(sides, slices(0, self.expected))
         else:
             self._data = {side: data if side.data is None else side.data for side in sides}
-            self._refuse_absent()
+            self._require_data()
             if paired:
-                _refuse_other_orders(self._data)
+                _require_same_orders(self._data)
             counts = [examples_in(source, examples) for source in self._sources.values()]
             self.expected = counts[0] if paired else None if None in counts else sum(count or 0 for count in counts)
         self.length = self.expected
@@ -92,10 +92,10 @@ class Feed:
             raise InvalidValue("recorded rows are compared as they are; leave `data` out.")
         return min(examples, self._examples or examples)
 
-    def _refuse_absent(self) -> None:
+    def _require_data(self) -> None:
         for side, data in self._data.items():
             if isinstance(side, WeightsSide):
-                side.refuse_data()
+                side.require_no_data()
             if data is None:
                 alone = all(other.data is None for other in self.sides)
                 what = "`data` is missing" if alone else f"{side.name!r} has no data"
@@ -133,7 +133,10 @@ class Feed:
         if self.paired and not all(np.array_equal(first, other) for other in others):
             raise InvalidValue("the samplers of the two data sets give other examples; let them have the same seed.")
         if self._examples is not None:
-            raise InvalidValue("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
+            raise InvalidValue(
+                "`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.",
+                argument="examples",
+            )
         totals = [len(sampler_of(data).dataset) for data in sources.values()]
         self.expected, self.length = (totals[0], len(first)) if self.paired else (sum(totals), None)
         return True
@@ -155,7 +158,7 @@ class Feed:
             by_source = dict(zip(sources, batches, strict=True))
             step = {side: by_source[id(data)] for side, data in self._data.items()}
             if self.paired and len(sources) > 1:
-                _refuse_uneven(step)
+                _require_even(step)
             yield {side: batch for side, batch in step.items() if batch is not None}
 
 
@@ -182,7 +185,7 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
     return numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
 
 
-def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
+def _require_even(batches: Mapping[Side, Any]) -> None:
     lengths = {side.name: 0 if batch is None else side.length(batch) for side, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
@@ -193,7 +196,7 @@ def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
             )
 
 
-def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
+def _require_same_orders(data: Mapping[Side, Any]) -> None:
     """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
     shuffled = next((side for side, source in data.items() if reshuffles(source)), None)
     other = next((side for side, source in data.items() if shuffled and source is not data[shuffled]), None)

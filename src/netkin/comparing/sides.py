@@ -32,7 +32,7 @@ from netkin.representations.layers import (
     choose,
     matching_names,
     modules,
-    refuse_lazy,
+    require_weights,
     split_call,
     unwrapped,
     whole_remark,
@@ -40,7 +40,7 @@ from netkin.representations.layers import (
 from netkin.representations.shapes import Shape
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
-from netkin.sources.names import numbered
+from netkin.sources.names import unique_names
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -180,7 +180,7 @@ class ModelSide(Side):
         self._room = keep
         self._digest = ""
         self._form: Form | None = None
-        _refuse_absent(source.device)
+        _require_device(source.device)
         self.device = source.device or next(iter(_devices_of(self.model)))
 
     @property
@@ -348,11 +348,11 @@ class WeightsSide(Side):
         devices = ", ".join(sorted({str(tensor.device) for tensor in self._tensors.values()}))
         return {"model": "weights", "device": devices, "weights": weights_digest(self._tensors)}
 
-    def refuse_data(self, *_: Any, **__: Any) -> NoReturn:
+    def require_no_data(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse what needs data to be run."""
         raise InvalidValue(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
-    open = learn = read = refuse_data
+    open = learn = read = require_no_data
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():
@@ -401,7 +401,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
 
 
-def _refuse_absent(device: torch.device | str | None) -> None:
+def _require_device(device: torch.device | str | None) -> None:
     try:
         torch.zeros(1, device=device).item()  # which the device 'meta' does not give
     except Exception as fault:  # torch says it in several ways
@@ -414,14 +414,14 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 @contextmanager
 def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
     """Move a model to `device` while the `with` lasts."""
-    _refuse_absent(device)
+    _require_device(device)
     homes = _devices_of(model)
     if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
         raise InvalidValue(
             "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
             "load it with a `device_map` that keeps all of it on devices."
         )
-    refuse_lazy(model)
+    require_weights(model)
     if device is None or homes == {torch.device(device)}:
         yield
         return
@@ -445,5 +445,5 @@ def named_models(models: Any) -> dict[str, Any]:
         raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {got}.", argument="models")
     listed = list(models)
     if listed and all(isinstance(model, str) for model in listed):
-        return dict(zip(numbered(listed), listed, strict=True))
+        return dict(zip(unique_names(listed), listed, strict=True))
     return {str(place): model for place, model in enumerate(listed)}

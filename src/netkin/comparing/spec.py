@@ -109,7 +109,7 @@ class Spec:
             and len(self.names) == 2
             and all(isinstance(name, str) for name in self.names)
         ):
-            self._refuse("names", "must be two texts")
+            self._fail("names", "must be two texts")
 
     def _check_numbers(self) -> None:
         for name, least, meaning in (
@@ -120,14 +120,14 @@ class Spec:
         ):
             value = getattr(self, name)
             if value is not None and not _is_whole(value, least):
-                self._refuse(name, f"{meaning}, {least} or more")
+                self._fail(name, f"{meaning}, {least} or more")
         if not _is_whole(self.seed):
-            self._refuse("seed", "is a whole number")
+            self._fail("seed", "is a whole number")
         if self.errors and not _is_whole(self.chunks, 2):
-            self._refuse("chunks", "is the number of chunks for standard errors, 2 or more")
+            self._fail("chunks", "is the number of chunks for standard errors, 2 or more")
         memory: Any = self.memory
         if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
-            self._refuse("memory", "is a number of bytes, such as 2e9")
+            self._fail("memory", "is a number of bytes, such as 2e9")
 
     def _check_shape(self) -> None:
         from netkin.representations.shapes import dft, positions, shape_name  # which need torch
@@ -146,7 +146,7 @@ class Spec:
                 argument="shape",
             )
 
-    def _refuse(self, name: str, meaning: str) -> None:
+    def _fail(self, name: str, meaning: str) -> None:
         value = getattr(self, name)
         raise InvalidValue(f"`{name}` {meaning}; got {value!r}.", argument=name, value=value)
 

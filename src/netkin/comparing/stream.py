@@ -47,7 +47,7 @@ class Doubt:
         # asked for later, the answer would wait for all that the device has been given until then
         self._sent = torch.cuda.current_stream(finite.device).record_event()
 
-    def settle(self) -> None:
+    def require_finite(self) -> None:
         """Refuse the batch if it holds NaN or Inf."""
         self._sent.synchronize()
         if not bool(self._finite):
@@ -124,13 +124,13 @@ def make_batch(
         )
     count = next(iter(lengths.values()), None) or known or min(kept.length for kept in layers.values())
     if valid:
-        _refuse_unpaired_tokens(valid)
+        _require_paired_tokens(valid)
     return Batch(
         numbers(count), layers, doubt, **{"count": count} | fields, valid=valid, gradients=gradients, outputs=outputs
     )
 
 
-def _refuse_unpaired_tokens(valid: Mapping[Key, Tensor]) -> None:
+def _require_paired_tokens(valid: Mapping[Key, Tensor]) -> None:
     """Refuse masks by which as many rows belong to other examples, which would be paired by their order alone."""
     masks = list({id(mask): (key, mask) for key, mask in valid.items()}.values())
     for (a, mask), (b, other) in combinations(masks, 2):

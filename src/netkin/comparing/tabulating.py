@@ -16,7 +16,7 @@ from netkin.comparing.cut_errors import CutMargins, reason_of_one
 from netkin.errors import NetkinError, NoValue
 from netkin.measures.cuts import Cut
 from netkin.measures.registry import Measure, value_of
-from netkin.progress import Interruption, reported
+from netkin.progress import Interruption, with_progress
 from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
@@ -60,7 +60,7 @@ def _replicate(comparer: Comparer, several: Sequence[Tables]) -> None:
     for tables in several:
         tables.open_replicates()
     most = max((len(table.sizes) for tables in several for table in tables.of_measures), default=0)
-    for chunk in reported(range(most), "leaving out", "chunks"):
+    for chunk in with_progress(range(most), "leaving out", "chunks"):
         for collector in comparer.every():  # what was computed with all chunks, or without another one
             collector.clear_cache()
         for tables in several:
@@ -107,7 +107,7 @@ class Tables:
         tables = [table for table in self.of_measures if without is None or any(table.sizes[without : without + 1])]
         pairs = self._prepared(tables, without)
         if without is None:
-            pairs = reported(pairs, "measuring", "pairs", total=len(self.wanted))
+            pairs = with_progress(pairs, "measuring", "pairs", total=len(self.wanted))
         with torch.no_grad(), exact_products():
             for x, y, read in pairs:
                 for table in tables:

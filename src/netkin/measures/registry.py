@@ -313,7 +313,7 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     if type(default) is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     raise InvalidValue(
-        f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+        f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}.", argument=key
     )
 
 

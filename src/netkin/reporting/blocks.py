@@ -110,7 +110,7 @@ class Heatmap(PageBlock):
 
 @dataclass(frozen=True)
 class Lines(PageBlock):
-    """A line chart; with `ways` it stands in a card of its own, with the names of the lines at their ends."""
+    """A line chart; with `key_title` it stands in a card of its own, with the names of the lines at their ends."""
 
     kind: ClassVar[str] = "lines"
     chart: Chart
@@ -120,7 +120,7 @@ class Lines(PageBlock):
     caption: str = ""
     upwards: str = ""
     heading: bool = False  # whether the title is a heading
-    ways: str = ""  # words above the key of lines that are named at their ends
+    key_title: str = ""  # words above the key of lines that are named at their ends
     tabled: str = ""  # the title of the same as a table
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from netkin.reporting.grids import Scale, level, scales_of, zoomed
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.labels import column_label, is_worth, pair_label, partners
+from netkin.results.labels import column_label, is_score, pair_label, partners
 
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors
@@ -137,22 +137,22 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
 
     Measures on one scale share a chart. Of stitches each score has its own, with one colour for each method.
     """
-    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_worth(table))  # scores first
+    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_score(table))  # scores first
     labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
     scales, named = (
         scales_of(tables),
-        {table.id: column_label(table) if is_worth(table) else table.id for table in tables},
+        {table.id: column_label(table) if is_score(table) else table.id for table in tables},
     )
     kinds, found = list(dict.fromkeys(named.values())), dict[object, list[Values]]()
     for table in tables if pairs else ():
-        found.setdefault(table.quantity.name if is_worth(table) else scales[table.id], []).append(table)
+        found.setdefault(table.quantity.name if is_score(table) else scales[table.id], []).append(table)
     charts = []
     for own in found.values():
         scale = scales[own[0].id]
         lines = [_profile_line(table, pairs, named[table.id], kinds.index(named[table.id])) for table in own]
         what = (
             own[0].quantity.name
-            if scale.worth or len(own) == 1
+            if scale.is_score or len(own) == 1
             else f"{'similarity' if scale.higher_is_closer else 'distance'}"
         )
         charts.append(Chart(f"{what} ({scale.better})", "layer", labels, lines, _reaching(scale, lines)))

@@ -461,7 +461,7 @@ def _meet(box: tuple[float, float, float, float], other: tuple[float, float, flo
 
 _VIEWS: Mapping[Any, Any] = {
     Heatmap: heatmap_view,
-    Lines: lambda block: {"view": chart_view(block.chart, bool(block.ways))},
+    Lines: lambda block: {"view": chart_view(block.chart, bool(block.key_title))},
     Bars: bars_view,
     RankingBlock: ranking_view,
     Tree: tree_view,

@@ -20,7 +20,7 @@ from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import Forward, Transform, batch_length, reported_batches
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layers import Spec, layer_label
-from netkin.representations.shapes import Shape, refuse_strange_layers
+from netkin.representations.shapes import Shape, require_known_layers
 from netkin.sources.names import by_name
 
 RowsByLayer = dict[str, Tensor]  # by layer
@@ -65,7 +65,7 @@ def activations(
         >>> {name: tuple(rows.shape) for name, rows in activations(model, ["0", "2"], torch.ones(5, 4)).items()}
         {'0': (5, 8), '2': (5, 2)}
     """
-    refuse_strange_layers(shape, model)
+    require_known_layers(shape, model)
     reading = ModelReading(model, None, shape, forward, transform, exact_model)
     batches: list[RowsByLayer] = []
 

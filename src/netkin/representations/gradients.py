@@ -55,7 +55,8 @@ class Target:
         if not 0 <= self.beta < 1:
             raise InvalidValue(
                 f"`beta` must be at least 0 and below 1; got {self.beta:g}. At 1 the prediction is not tempered, and "
-                "every gradient is zero."
+                "every gradient is zero.",
+                argument="beta",
             )
         if self.outputs == "continuous" and self.kind in ("tempered", "predicted"):
             raise InvalidValue(
@@ -150,7 +151,7 @@ class Taps:
         self._noted[name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         return replaced_at(output, path, self._noted[name].clone())
 
-    def pull(
+    def gradients_at_layers(
         self, output: Any, batch: Any, axes: Mapping[str, int], mask: Tensor | None = None
     ) -> dict[Target, dict[str, Tensor]]:
         """Return for each target the gradients at the layers that were noted, without those that it does not reach.
@@ -164,14 +165,14 @@ class Taps:
             if not losses.requires_grad:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
             if self._unchecked:
-                self._refuse_coupled(losses, noted, axes)
+                self._require_uncoupled(losses, noted, axes)
             gradients[target] = _gradients_at(losses.sum(), noted)
             for name in noted.keys() - gradients[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
         self._unchecked = self._unchecked and len(logits) < 2
         return gradients
 
-    def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
+    def _require_uncoupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
         if not bool(losses.isfinite().all()):
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken

@@ -26,7 +26,7 @@ from netkin.representations.inputs import (
     to_model,
     transformed,
 )
-from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, require_weights, split_call, unwrapped
 from netkin.representations.shapes import Shape, TokenMask, adjoint_rows, is_custom, shape_for, shape_name, token_mask
 from netkin.settings import model_lock, random_states_kept
 
@@ -78,7 +78,7 @@ class Recorder:
         as_run: bool = False,
     ):
         self._root = unwrapped(model)
-        refuse_lazy(self._root)
+        require_weights(self._root)
         for layer_shape in shape.values() if isinstance(shape, Mapping) else [shape]:
             shape_name(layer_shape)
         self.model, self.layers, self.by_default = model, choose(model, layers), layers is None
@@ -139,12 +139,12 @@ class Recorder:
             batch = batch if taps is None else taps.without_inference(batch)
             output = self._run(batch, take)
             if others or rows.keys() != facts.keys():
-                self._refuse_other_calls(facts.keys() - rows.keys(), others)
+                self._require_same_calls(facts.keys() - rows.keys(), others)
             if taps is not None:
                 axes = {name: fact.axis for name, fact in facts.items()}
                 gradients = {
                     target: {name: self._gradient_rows(name, gradient, mask) for name, gradient in at_layers.items()}
-                    for target, at_layers in taps.pull(output, batch, axes, tokens).items()
+                    for target, at_layers in taps.gradients_at_layers(output, batch, axes, tokens).items()
                 }
         self.batches += 1
         valid = {} if tokens is None else {name: tokens for name in facts if facts[name].shape == "tokens"}
@@ -204,7 +204,7 @@ class Recorder:
         axis = self.facts[name].axis
         return adjoint_rows(gradient.movedim(axis, 0) if axis else gradient, self.facts[name].shape, mask)
 
-    def _refuse_other_calls(self, missing: Iterable[str], others: Iterable[str]) -> None:
+    def _require_same_calls(self, missing: Iterable[str], others: Iterable[str]) -> None:
         """Refuse a batch in which layers are missing, or run more often than in the first one."""
         assert self.learnt is not None
         stems = {split_call(name)[0] for name in self.facts}

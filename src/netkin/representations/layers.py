@@ -158,7 +158,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return without_wrappers(model)
 
 
-def refuse_lazy(*models: nn.Module) -> None:
+def require_weights(*models: nn.Module) -> None:
     """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
     for model in models:
         model = unwrapped(model)
@@ -171,9 +171,9 @@ def refuse_lazy(*models: nn.Module) -> None:
                 )
 
 
-def refuse_uncopyable(model: nn.Module) -> None:
+def require_copyable(model: nn.Module) -> None:
     """Refuse a model of which work needs a copy with weights: a lazy one, or one of an exported program."""
-    refuse_lazy(model)
+    require_weights(model)
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "InterpreterModule" in kinds:  # a class of torch that takes long to import
         raise InvalidValue(

@@ -77,7 +77,7 @@ class TokenMask:
         self.valid(sequences)
         return self._on("places", sequences.device, lambda: self.tokens.flatten().nonzero()[:, 0])
 
-    def refuse_empty(self) -> None:
+    def require_tokens(self) -> None:
         """Refuse examples without a valid token."""
         if self.empty:
             raise InvalidValue(
@@ -251,14 +251,16 @@ def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
     return None if key is None else shape[key]
 
 
-def refuse_strange_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
+def require_known_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
     """Refuse a mapping of shapes in which a name or a glob stands for no layer of models or of recorded arrays."""
     if not (isinstance(shape, Mapping) and all(isinstance(model, (nn.Module, Mapping)) for model in models)):
         return  # models given by name are loaded elsewhere
     known = [name for model in models for name in (modules(model) if isinstance(model, nn.Module) else model)]
     for key in shape:
         if split_call(key)[0] not in known and not matching_names(known, key):
-            raise UnknownName(f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}")
+            raise UnknownName(
+                f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}", argument="shape"
+            )
 
 
 def _fitting(output: Tensor, name: str) -> Tensor:
@@ -281,7 +283,7 @@ def token_mask(mask: Any) -> TokenMask:
 def _never_empty(sequences: Tensor, mask: Any) -> Tensor:
     mask = token_mask(mask)
     valid = mask.valid(sequences)
-    mask.refuse_empty()
+    mask.require_tokens()
     return valid
 
 

@@ -344,7 +344,7 @@ class Diff(Result):
     def __repr__(self) -> str:
         return f"Diff({self.a!r}, {self.b!r}, first={self.first!r}, {len(self.modules)} modules)"
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields."""
         return {
             "first": self.first, "sentence": self.sentence, "standing_out": self.standing_out,

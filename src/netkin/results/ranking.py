@@ -235,7 +235,7 @@ class Ranking(Result):
                 known = (None if math.isnan(number) else number for number in (value, error, difference.value))
                 yield model, score, *known, difference.error, difference.clear, why
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the conclusion, and a row for each score and model."""
         return {"conclusion": self.conclusion, "ranks": [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]}
 

@@ -209,13 +209,13 @@ class CharLSTM(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Return scores for the next character at every place of sequences of whole numbers."""
         if not torch.compiler.is_compiling():
-            self._refuse_unknown(int(characters.max()))
+            self._require_known_characters(int(characters.max()))
         states = self.embedding(characters)
         for number in range(1, self.depth + 1):
             states, _ = self.get_submodule(f"lstm{number}")(states)
         return self.out(states)
 
-    def _refuse_unknown(self, largest: int) -> None:
+    def _require_known_characters(self, largest: int) -> None:
         if largest >= self.vocabulary:
             raise ForwardError(
                 f"the text has a character number {largest} and this network knows {self.vocabulary} characters; "
@@ -371,7 +371,7 @@ def architecture(name: str) -> Callable[[], nn.Module]:
     return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
 
 
-def described(name: str) -> str:
+def describe_architecture(name: str) -> str:
     """Return one line on the reference architecture `name`."""
     builder = ARCHITECTURES[name]
     if isinstance(builder, partial):

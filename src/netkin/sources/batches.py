@@ -140,7 +140,7 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
     if examples is None:
         return data
     if examples < 1:
-        raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
+        raise InvalidValue(f"`examples` must be at least 1; got {examples}.", argument="examples")
     total = data.examples if _is_indexable(data) else None
     if total is None:
         if balanced:

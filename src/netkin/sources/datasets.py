@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
-from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, refuse_half_characters
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, require_utf8
 from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import class_folders, digits, image_folder, npz, text
 from netkin.sources.models import load_processor, preprocessing
 from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
-from netkin.sources.published import cifar10, cifar100, mnist, svhn
+from netkin.sources.published_images import cifar10, cifar100, mnist, svhn
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
@@ -148,9 +148,9 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
     """
     named = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
     if named:
-        refuse_half_characters([named[1]])
+        require_utf8([named[1]])
         return replace(_loaded(named[2], batch_size, models, options), name=named[1].strip())
-    refuse_half_characters([spec], "; name the data, as in `NAME=KIND:PLACE`")
+    require_utf8([spec], "; name the data, as in `NAME=KIND:PLACE`")
     return _loaded(spec, batch_size, models, options)
 
 
@@ -199,7 +199,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     return Batches(name, stored, labels, batch_size, prepare, by_character, classes)
 
 
-def refuse_characters(data: Any, models: Sequence[Any]) -> None:
+def require_no_characters(data: Any, models: Sequence[Any]) -> None:
     """Refuse to feed characters to Hugging Face models, which take tokens."""
     named = next((model for model in models if isinstance(model, str) and model.startswith("hf:")), None)
     if named is not None and isinstance(data, Batches) and data.are_characters:

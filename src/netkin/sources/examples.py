@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import label_tensor, plain_array
-from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, needed
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, import_optional
 from netkin.sources.batches import LoadedExamples, as_they_are
 from netkin.sources.models import load_tokenizer
-from netkin.sources.names import content, near, reading, refuse_absent
+from netkin.sources.names import content, near, reading, require_file
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -101,7 +101,9 @@ def image_folder(directory: str, normalise: str = "none", size: int = 0) -> Load
 
 def _pixels(path: Path, size: int) -> np.ndarray:
     """Return an image as height × width × 3 bytes; with a `size` its shorter side, of which the middle is cut out."""
-    pillow, operations = (needed(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps"))
+    pillow, operations = (
+        import_optional(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps")
+    )
     stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
     with reading(path, "image of a kind that is read here", "leave it out"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,7 +160,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
     inputs, labels = _arrays(path)
     if channels == "last":
         inputs = np.moveaxis(inputs, -1, 1)
-    _refuse_unpaired(inputs, labels, path)
+    _require_paired(inputs, labels, path)
     stored = torch.from_numpy(np.ascontiguousarray(inputs))
     prepare = normalisation(normalise, inputs.shape[1]) if inputs.dtype == np.uint8 and inputs.ndim == 4 else None
     prepare = prepare or (normalisation("none", 1) if inputs.dtype == np.uint8 else as_they_are)
@@ -166,7 +168,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    refuse_absent(path, "npz file")
+    require_file(path, "npz file")
     with (
         reading(path, "npz file of numbers", "write it with `numpy.savez`; nothing is unpickled"),
         path.open("rb") as file,
@@ -198,7 +200,7 @@ def _numbers(array: np.ndarray, key: str, path: Path) -> np.ndarray:
     return plain_array(array)
 
 
-def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
+def _require_paired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
     if inputs.ndim < 2 or not inputs.size:
         raise SourceError(
             f"the examples in {str(path)!r} have shape {inputs.shape}; the first axis must be the examples, and there "

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import FileError, SourceError, did_you_mean, needed
+from netkin.errors import FileError, SourceError, did_you_mean, import_optional
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
-from netkin.sources.exported import load_exported
+from netkin.sources.exported_programs import load_exported
 from netkin.sources.names import (
     call_named,
     content,
@@ -27,10 +27,10 @@ from netkin.sources.names import (
     in_short,
     near,
     read_json,
-    refuse_absent,
     refusing_unreadable,
+    require_file,
 )
-from netkin.sources.weights import keep_note, listed, load_weights, refuse_hostile
+from netkin.sources.weights import keep_note, list_names, load_weights, require_harmless
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
@@ -63,19 +63,19 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
         return in_evaluation(_loaded(spec, seed))
 
 
-def refuse_unknown_model(spec: str) -> None:
+def require_known_model(spec: str) -> None:
     """Refuse a name of no model, as far as this can be seen without loading it."""
     with refusing_unreadable(spec):
         builder, _, weights = spec.partition("@")
         if spec.startswith("hf:") and spec != "hf:":
             _config(Path(spec.removeprefix("hf:")).expanduser())
         elif spec.endswith(".pt2") and ":" not in builder:
-            refuse_absent(Path(spec).expanduser())
+            require_file(Path(spec).expanduser())
         else:
-            _refuse_no_weights(spec)
+            _require_named_weights(spec)
             _builder(builder)
             if weights:
-                refuse_absent(Path(weights).expanduser(), "weights file")
+                require_file(Path(weights).expanduser(), "weights file")
 
 
 def names_weights(spec: str) -> bool:
@@ -95,7 +95,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     builder, _, weights = spec.partition("@")
     if spec.endswith(".pt2") and ":" not in builder:
         return load_exported(Path(spec).expanduser())
-    _refuse_no_weights(spec)
+    _require_named_weights(spec)
     model, drawn_from = seeded(partial(_watched, _builder(builder)), seed)
     if weights and _is_compressed(Path(weights).expanduser()):
         module, function = COMPRESSED
@@ -108,7 +108,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     return model
 
 
-def _refuse_no_weights(spec: str) -> None:
+def _require_named_weights(spec: str) -> None:
     _, at, weights = spec.partition("@")
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
@@ -187,7 +187,7 @@ def load_huggingface(directory: str) -> nn.Module:
             weights_only=True,
             output_loading_info=True,
         )
-    _refuse_incomplete(loading, folder, type(model).__name__)
+    _require_all_weights(loading, folder, type(model).__name__)
     return model
 
 
@@ -200,11 +200,11 @@ def _config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
     config = read_json(folder / "config.json", "configuration of a model")
-    _refuse_foreign_code(config, folder)
+    _require_no_foreign_code(config, folder)
     return config
 
 
-def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
+def _require_no_foreign_code(config: dict[str, Any], folder: Path) -> None:
     """Refuse configurations that name code elsewhere: classes of their own, or kernels to be fetched."""
     if "auto_map" in config:
         raise SourceError(
@@ -214,7 +214,7 @@ def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
         if key.endswith("_implementation") and "/" in str(value):
             raise SourceError(f"{key!r} in {str(folder)!r} names a kernel to be fetched ({value}); remove it.")
         if isinstance(value, dict):
-            _refuse_foreign_code(value, folder)
+            _require_no_foreign_code(value, folder)
 
 
 def load_tokenizer(directory: str) -> Any:
@@ -270,7 +270,7 @@ def _has_safetensors(folder: Path) -> bool:
         raise SourceError(f"{str(folder)!r} holds no weights; there must be one of {', '.join(_WEIGHTS)}.")
     if "safetensors" not in present[0]:
         for path in folder.glob("pytorch_model*.bin"):
-            refuse_hostile(path)
+            require_harmless(path)
     return "safetensors" in present[0]
 
 
@@ -288,11 +288,11 @@ def _model_class(transformers: Any, config: dict[str, Any], folder: Path) -> Any
     return kind
 
 
-def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None:
+def _require_all_weights(loading: dict[str, Any], folder: Path, kind: str) -> None:
     """Refuse weights that leave a part of the model as it was drawn at random."""
     names = {"missing": "missing_keys", "of another shape": "mismatched_keys"}
     faults = {what: sorted(map(str, loading.get(key) or ())) for what, key in names.items()}
-    lists = [f"{len(keys)} {what}: {listed(keys)}" for what, keys in faults.items() if keys]
+    lists = [f"{len(keys)} {what}: {list_names(keys)}" for what, keys in faults.items() if keys]
     if lists:
         raise SourceError(
             f"the weights in {str(folder)!r} do not fit {kind}: {'; '.join(lists)}. Name the right class under "
@@ -303,7 +303,7 @@ def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None
 @contextmanager
 def _transformers(folder: Path) -> Iterator[Any]:
     """Give the package transformers, which reads `folder` inside the `with` without logs and progress bars."""
-    transformers = needed("transformers", "hf", "`hf:DIR`")
+    transformers = import_optional("transformers", "hf", "`hf:DIR`")
     log = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(50)  # critical only

@@ -155,11 +155,11 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 
 def _load(arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
     """Put models and data in the places of their names."""
-    from netkin.sources.datasets import load_data, refuse_characters
+    from netkin.sources.datasets import load_data, require_no_characters
 
     texts = {name: arguments[name] for name in models if isinstance(arguments.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in arguments:
-        arguments["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+        arguments["names"] = tuple(unique_names([texts.get(name, name) for name in models]))
     if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in arguments:
         (arguments["name"],) = texts.values()
     fed = list[Any]()  # the models, by name or live
@@ -175,7 +175,7 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
         if isinstance(arguments.get(name), str):
             arguments[name] = load_data(arguments[name], models=fed)
         else:
-            refuse_characters(arguments.get(name), fed)
+            require_no_characters(arguments.get(name), fed)
 
 
 def _loaded(models: Any, seeds: Iterator[int]) -> Any:
@@ -185,7 +185,7 @@ def _loaded(models: Any, seeds: Iterator[int]) -> Any:
     if isinstance(models, str):
         return load_model(models, seed=next(seeds))
     if isinstance(models, (list, tuple)) and models and all(isinstance(model, str) for model in models):
-        models = dict(zip(numbered(models), models, strict=True))
+        models = dict(zip(unique_names(models), models, strict=True))
     if not isinstance(models, Mapping):
         return models
     loaded: dict[Any, Any] = {}
@@ -198,7 +198,7 @@ def _loaded(models: Any, seeds: Iterator[int]) -> Any:
     return loaded
 
 
-def numbered(texts: Sequence[str]) -> list[str]:
+def unique_names(texts: Sequence[str]) -> list[str]:
     """Return texts as names that all differ: one that occurs twice gets its place, or a later number that is free.
 
     Example:
@@ -219,7 +219,7 @@ def numbered(texts: Sequence[str]) -> list[str]:
 # --- files that are named ---------------------------------------------------------------------------------------------
 
 
-def refuse_absent(path: Path, what: str = "file") -> None:
+def require_file(path: Path, what: str = "file") -> None:
     """Refuse a path that is no file, and suggest the most similar name in its folder."""
     try:
         if path.is_dir():
@@ -238,7 +238,7 @@ def near(path: Path) -> str:
 
 def content(path: Path, what: str = "file") -> bytes:
     """Return all bytes of the file at `path`."""
-    refuse_absent(path, what)
+    require_file(path, what)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -21,7 +21,7 @@ from netkin.sources.architectures import seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.models import in_evaluation, load_model
 from netkin.sources.names import near, refusing_unreadable
-from netkin.sources.weights import listed, mismatches, read_state, renamed
+from netkin.sources.weights import list_names, mismatches, read_state, renamed
 
 ENDINGS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")
 IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")  # weights as the Hugging Face Trainer names them
@@ -97,12 +97,14 @@ def built(architecture: Architecture) -> nn.Module:
     if not callable(architecture):
         raise InvalidValue(
             f"`model` must be a builder's name, a torch module or a function that returns one; got "
-            f"{type(architecture).__name__}."
+            f"{type(architecture).__name__}.",
+            argument="model",
         )
     model = seeded(architecture)
     if not isinstance(model, nn.Module):
         raise SourceError(
-            f"`model` must return a torch.nn.Module; it returned an object of type {type(model).__name__}."
+            f"`model` must return a torch.nn.Module; it returned an object of type {type(model).__name__}.",
+            argument="model",
         )
     return model
 
@@ -238,7 +240,9 @@ class TrainingRun:
         if steps is None:
             return self
         if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):
-            raise InvalidValue(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
+            raise InvalidValue(
+                f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.", argument="steps"
+            )
         if isinstance(steps, Integral):
             if int(steps) < LEAST:
                 raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={steps}.")
@@ -304,8 +308,8 @@ def _in_folder(folder: Path) -> tuple[list[Checkpoint], tuple[str, ...]]:
     if not checkpoints:
         raise SourceError(
             f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
-            f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
-            "to files."
+            f"({list_names([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from "
+            "steps to files."
         )
     return checkpoints, tuple(entry.name for entry, step in steps.items() if not step)
 

@@ -11,7 +11,7 @@ from netkin.statistics.collector import (
     chunk_of,
     one_feed,
     row_examples,
-    summed,
+    sum_of_chunks,
 )
 from netkin.statistics.cross_moments import CrossMoments
 from netkin.statistics.frequencies import off_block_share
@@ -68,5 +68,5 @@ __all__ = [
     "off_block_share",
     "one_feed",
     "row_examples",
-    "summed",
+    "sum_of_chunks",
 ]

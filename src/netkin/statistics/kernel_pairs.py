@@ -17,7 +17,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.stored import Cached
+from netkin.statistics.storage import Cached
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -37,7 +37,7 @@ from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -164,8 +164,8 @@ class LayerRows(RowCollector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: a matrix of rows for every layer; `numbers` are those of the examples."""
-        matrices = self.checked(rows)
-        places = self.numbered(numbers, min(map(len, matrices.values())))
+        matrices = self.check_rows(rows)
+        places = self.number_examples(numbers, min(map(len, matrices.values())))
         self.counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self.counts))
         for name, matrix in matrices.items():
             owner, layer = (owners or {}).get(name), self.layers[name]

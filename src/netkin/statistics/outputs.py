@@ -35,7 +35,7 @@ class Outputs:
         """Add one batch of logits, n × classes each, with the true labels if known."""
         a, b = self._logits(a, "a"), self._logits(b, "b")
         if len(a) != len(b):
-            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
+            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.", argument="a")
         labels = None if labels is None else self._labels(labels, a)
         answers_a, answers_b = a.argmax(1), b.argmax(1)
         self.n += len(a)
@@ -63,7 +63,9 @@ class Outputs:
     def _logits(self, logits: Any, name: str) -> Tensor:
         logits = as_tensor(logits, name).detach()
         if logits.ndim != 2 or logits.shape[1] != self.classes:
-            raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
+            raise ShapeError(
+                f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.", argument=name
+            )
         require_finite(logits, f"`{name}`")
         return logits.to(summing_dtype(logits.device))
 

@@ -47,7 +47,7 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     features_and_gradients,
 )
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self

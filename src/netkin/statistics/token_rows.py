@@ -84,8 +84,8 @@ class TokenRows(LinearRows):
         made.resolutions = study.resolutions
         return made
 
-    def checked(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
-        layers = super().checked(rows, names)
+    def check_rows(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
+        layers = super().check_rows(rows, names)
         return {name: layer.to(self.dtypes.get(name, layer.dtype)) for name, layer in layers.items()}
 
     @property

@@ -76,7 +76,7 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     return tuple(_task(group, names, *parts) for group in classes.split(len(classes) // tasks))
 
 
-def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
+def require_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     """Return tasks as a tuple; too few of them, other objects and duplicate names are refused."""
     found = tuple(tasks)
     stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
@@ -177,7 +177,7 @@ def split_by_classes(
     data = load_data(data, LOADED_AT_ONCE) if isinstance(data, str) else data
     inputs, labels = as_examples(data, "`data`")
     every = labels.unique().tolist()
-    _refuse_counts(clients, classes, len(every))
+    _require_counts(clients, classes, len(every))
     require_listed("partition", partition, PARTITIONS)
     generator = torch.Generator().manual_seed(seed)
     held = _grouped(every, clients, classes) if partition == "groups" else _drawn(every, clients, classes, generator)
@@ -187,7 +187,7 @@ def split_by_classes(
     return ClientSplit(train, tests, dict(zip(names, held, strict=True)), class_names(data))
 
 
-def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
+def _require_counts(clients: Any, classes: Any, available: int) -> None:
     require_at_least(1, clients=clients, classes=classes)
     if classes > available:
         raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.")

@@ -93,7 +93,9 @@ class Recipe:
         require_at_least(0, warmup=self.warmup, shift=self.shift)
         for name in ("lr", "momentum", "weight_decay", "end", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidValue(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
+                raise InvalidValue(
+                    f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.", argument=name
+                )
         if self.clip is not None and not self.clip > 0:
             raise InvalidValue(f"`clip` must be a norm above 0, or None; got {self.clip!r}.", argument="clip")
         if not callable(self.optimizer):
@@ -128,7 +130,7 @@ class Recipe:
             raise InvalidValue("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
             made = self.optimizer(parameters)
-            _refuse_closure(made)
+            _require_no_closure(made)
             return made
         if self.optimizer == "sgd":
             settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -176,7 +178,7 @@ def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[floa
     return found
 
 
-def _refuse_closure(optimizer: Optimizer) -> None:
+def _require_no_closure(optimizer: Optimizer) -> None:
     """Refuse an optimizer that computes the loss itself, several times a step."""
     parameters = signature(optimizer.step).parameters.values()
     if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):

@@ -11,7 +11,7 @@ from netkin.applications.continual.learners import (
     elastic_penalty,
     expected_fisher,
     mixed_loss,
-    refuse_options,
+    require_options,
     with_heads,
 )
 from netkin.errors import InvalidValue, UnknownName
@@ -173,4 +173,4 @@ def test_networks_without_convolutions_have_no_atoms(tasks):
 ])  # fmt: skip
 def test_ways_and_options_that_there_are_not_are_refused(method, options, words):
     with pytest.raises((UnknownName, InvalidValue), match=words):
-        refuse_options(method, options)
+        require_options(method, options)

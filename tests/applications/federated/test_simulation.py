@@ -22,7 +22,9 @@ from processes import ended, started
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_clients_at_once_end_as_one_by_one(algorithm):
     options = OPTIONS | {"public": clients()["c0"], "head_epochs": 2, "finetune": 1}
-    found = [federate(network(), clients(), algorithm, how=how, **options) for how in ("stacked", "one by one")]
+    found = [
+        federate(network(), clients(), algorithm, method=method, **options) for method in ("stacked", "one by one")
+    ]
     assert same(*found, within=1e-8)
     assert all(one.counted == tuple(clients()) for one in found[0].rounds)
 
@@ -30,7 +32,7 @@ def test_clients_at_once_end_as_one_by_one(algorithm):
 def test_clients_with_different_numbers_of_examples_are_stacked_too():
     data = {**clients(2), "small": clients(1, size=7)["c0"], "large": clients(1, size=13)["c0"]}
     for options in (OPTIONS, OPTIONS | {"drop_last": True}):
-        found = [federate(network(), data, how=how, **options) for how in ("stacked", "one by one")]
+        found = [federate(network(), data, method=method, **options) for method in ("stacked", "one by one")]
         assert same(*found, within=1e-8)
         assert not found[0].faults
 
@@ -46,7 +48,7 @@ def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algo
         "rounds": 4,
         "client_fraction": share,
         "drop_last": True,
-        "how": "stacked",
+        "method": "stacked",
         "public": clients()["c0"],
     }
     found = [federate(network(), data, algorithm, **options)]
@@ -117,7 +119,7 @@ def test_the_warnings_of_a_model_do_not_grow_with_the_rounds():
     for rounds in (3, 8):
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("default")
-            federate(network(Talking), clients(), **(OPTIONS | {"rounds": rounds, "how": "stacked"}))
+            federate(network(Talking), clients(), **(OPTIONS | {"rounds": rounds, "method": "stacked"}))
         counts.append(sum(str(one.message) == "a word of its own" for one in given))
     assert counts[0] == counts[1] > 0
 
@@ -304,7 +306,7 @@ def test_a_client_without_test_examples_is_not_judged_and_named():
         (clients(), {"coefficients": "pretrained"}, "give `public="),
         (clients(), {"test_every": 2}, "`test_every` needs data to test on; give `test=`"),
         (clients(), {"test_every": 0, "test": clients()}, "`test_every` must be a whole number of 1 or more; got 0"),
-        (clients(), {"how": "sideways"}, "no way to train named 'sideways'"),
+        (clients(), {"method": "sideways"}, "no method of training named 'sideways'"),
         (clients(), {"speed": 3}, "a recipe has no 'speed'"),
     ],
 )  # fmt: skip
@@ -337,8 +339,8 @@ def test_a_network_with_nested_outputs_is_refused():
 def test_networks_with_dropout_that_must_be_stacked_are_refused():
     net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)).double()
     with pytest.raises(NetkinError, match="can't be trained stacked"):
-        federate(net, clients(), how="stacked", rounds=1)
-    assert len(federate(net, clients(), how="one by one", rounds=1).rounds) == 1
+        federate(net, clients(), method="stacked", rounds=1)
+    assert len(federate(net, clients(), method="one by one", rounds=1).rounds) == 1
 
 
 def test_clients_are_tested_after_every_few_rounds_and_at_the_last():

@@ -213,10 +213,10 @@ def slow_ensembles(federation, digits):
     return found
 
 
-@pytest.mark.parametrize("how", ["stacked", "one by one"])
-def test_an_ensemble_is_that_of_a_slow_transcription(federation, digits, slow_ensembles, how):
+@pytest.mark.parametrize("method", ["stacked", "one by one"])
+def test_an_ensemble_is_that_of_a_slow_transcription(federation, digits, slow_ensembles, method):
     found = similar_users_ensemble(
-        federation, network(), digits.train, digits.test, epochs=5, lr=0.5, batch=1000, how=how
+        federation, network(), digits.train, digits.test, epochs=5, lr=0.5, batch=1000, method=method
     )
     for name, (members, together, alone) in slow_ensembles.items():
         assert found.members[name] == members
@@ -272,7 +272,7 @@ def test_a_head_that_is_not_last_is_refused():
         ({"members": 10}, "`members` must be a whole number from 0 to 9; got 10"),
         ({"choose": "best"}, "no choice of members named 'best'"),
         ({"test": None}, "ensembles are judged on the clients' test data; give `test`"),
-        ({"how": "sideways"}, "no way to train named 'sideways'"),
+        ({"method": "sideways"}, "no method of training named 'sideways'"),
     ],
 )
 def test_ensembles_that_can_not_be_are_refused(federation, digits, options, fault):

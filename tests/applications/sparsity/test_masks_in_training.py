@@ -71,8 +71,8 @@ def test_masked_networks_are_trained_at_once_as_one_by_one(name):
     for seed, model in enumerate(models):
         sparsify(model, 0.8, seed=seed)
     plain = copy.deepcopy(models)
-    stacked = train_many(models, labelled(), RECIPES[name], how="stacked")
-    single = train_many(plain, labelled(), RECIPES[name], how="one by one")
+    stacked = train_many(models, labelled(), RECIPES[name], method="stacked")
+    single = train_many(plain, labelled(), RECIPES[name], method="one by one")
     for model, other in zip(models, plain, strict=True):
         assert zeros_hold(model)
         assert zeros_hold(other)
@@ -112,16 +112,16 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
-def test_masked_networks_are_trained_at_once_on_a_gpu(how):
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
+def test_masked_networks_are_trained_at_once_on_a_gpu(method):
     models = [net(seed, torch.float64).cuda() for seed in range(3)]
     for seed, model in enumerate(models):
         sparsify(model, 0.8, seed=seed)
     assert all(torch.equal(mask.cpu(), other) for mask, other in
                zip(masks_of(models[0]).values(), masks_of(_masked_on_the_cpu()).values(), strict=True))  # fmt: skip
     plain = copy.deepcopy(models)
-    train_many(models, labelled(), RECIPES["sgd"], how=how)
-    train_many(plain, labelled(), RECIPES["sgd"], how="one by one")
+    train_many(models, labelled(), RECIPES["sgd"], method=method)
+    train_many(plain, labelled(), RECIPES["sgd"], method="one by one")
     for model, other in zip(models, plain, strict=True):
         assert zeros_hold(model)
         assert all(torch.allclose(a.double(), b.double(), atol=1e-8)

@@ -151,7 +151,7 @@ def test_layers_that_statistics_lack_are_holes_of_a_sweep_and_none_at_all_are_re
     data = labelled(b, *IMAGES)
     kept = nk.collect(a, b, data, layers=["mid"], shape="positions")
     found = nk.stitch_all(a, b, data, data, layers=["mid", "after"], statistics=kept)
-    table = found["agreement(how=least_squares)"]
+    table = found["agreement(method=least_squares)"]
     assert "hold no layer 'after' of 'a'; collect with layers that name it" in table.missing["after", "after"]
     assert table["mid", "mid"] == nk.stitch_all(a, b, data, data, layers=["mid"])[table.id]["mid", "mid"]
     with pytest.raises(UnknownName, match="hold no layer 'after' of 'a'"):
@@ -198,7 +198,7 @@ def test_a_saved_sweep_goes_on_with_the_same_statistics_alone(tmp_path):
     nk.stitch_all(a, b, test=data, layers=["mid"], statistics=kept, save=save)
     more = nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=kept, save=save)
     assert more == nk.load(save)
-    assert not more["agreement(how=least_squares)"].missing.keys() & {("mid", "mid"), ("after", "after")}
+    assert not more["agreement(method=least_squares)"].missing.keys() & {("mid", "mid"), ("after", "after")}
     with pytest.raises(FileError, match="differs in fitting data"):
         nk.stitch_all(a, b, test=data, layers=["mid", "after"], statistics=other, save=save)
 

@@ -257,7 +257,7 @@ class TestStitched:
         x = drawn(3, 3, 12, 12)
         middle = network.transformation(a.mid(a.front(x).relu()))
         assert torch.allclose(network(x), b.out(b.after(middle).relu().mean((2, 3))))
-        assert network.how == (
+        assert network.cut_words == (
             "first model stopped after 'mid', nothing after it is computed; second model cut after 'mid': nothing "
             "before it is computed"
         )
@@ -340,7 +340,7 @@ class TestStitched:
 
         a, b = built(Rows), built(Drops, seed=1).train()
         network = joined(a, "mid", b, "mid", (6,), (6,))
-        assert "cut after" in network.how
+        assert "cut after" in network.cut_words
         x = drawn(7, 5)
         assert torch.equal(network(x), network(x))
 
@@ -349,7 +349,7 @@ class TestStitched:
         cut, whole = (joined(a, "mid", b, "mid", (6, 8, 8), (6, 8, 8), cuts=cuts) for cuts in (True, False))
         x = drawn(3, 3, 12, 12)
         assert torch.allclose(cut(x), whole(x))
-        assert "computed for nothing (its cut gave other numbers)" in whole.how
+        assert "computed for nothing (its cut gave other numbers)" in whole.cut_words
 
     def test_calls_of_a_shared_module_are_told_apart(self):
         a, b = built(Shares), built(Shares, seed=1)

@@ -201,10 +201,10 @@ class TestAnyNetworks:
         data = labelled(b, 3, 32, 32, batches=2, n=6)
         inputs = torch.cat([batch[0] for batch in data])
         into = stitch(a, x, b, y, data, test=data)
-        assert "maps as tokens" in into.how
+        assert "maps as tokens" in into.cut_words
         agrees_with_numpy(into, inputs)
         back = stitch(b, y, a, x, labelled(a, 3, 32, 32, batches=2, n=6))
-        assert "tokens as maps" in back.how
+        assert "tokens as maps" in back.cut_words
         agrees_with_numpy(back, inputs)
 
     def test_a_recurrent_network_of_tokens(self):

@@ -20,7 +20,7 @@ from netkin.results import Comparison, Comparisons
 from table_worlds import sentences
 from task_loss_worlds import images, perceptron, two_perceptrons
 
-LEAST = "relative_accuracy(how=least_squares)"
+LEAST = "relative_accuracy(method=least_squares)"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_what_is_finished_is_kept(world, monkeypatch):
     found = nk.stitch_all(a, b, data, data, ["least_squares", "task_loss(steps=2)"], partial=True)
     assert not found.complete
     assert np.isfinite(found[LEAST]["2", "2"])
-    table = found["relative_accuracy(how=task_loss(steps=2))"]
+    table = found["relative_accuracy(method=task_loss(steps=2))"]
     assert np.isfinite(table["0", "0"])
     assert table.missing["1", "1"] == INTERRUPTED
     assert "interrupted: some stitches were not reached, and have no value." in sentences(found)
@@ -143,7 +143,7 @@ def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     monkeypatch.setattr(FittedMoments, "stitch", spoiled)
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
-    table = found["relative_accuracy(how=procrustes)"]
+    table = found["relative_accuracy(method=procrustes)"]
     assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.missing["1", "1"]
     for name, own in whole.tables.items():
         kept = [(i, j) for i, j in np.argwhere(np.isfinite(own.values)) if not ("procrustes" in name and i == 1)]
@@ -219,7 +219,7 @@ def test_more_methods_and_layers_are_added(world, tmp_path):
     nk.stitch_all(a, b, data, data, layers="1", save=save)
     more = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"], save=save)
     assert Comparison.load(save) == more
-    assert np.isfinite(more["agreement(how=procrustes)"]["2", "2"])
+    assert np.isfinite(more["agreement(method=procrustes)"]["2", "2"])
 
 
 def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
@@ -279,9 +279,9 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
         ({"a": 9}, r"differs in weights of 'a'; ask for the same again, give another path or delete"),
         ({"seed": 1, "resize": "nearest"}, r"differs in resize \('None', not 'nearest'\) and seed \('0', not '1'\); "),
         ({"names": ("x", "y")}, r"a sweep of 'a' into 'b', which is not asked for and would be lost"),
-        ({"methods": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
-                                 r"for and would be lost; ask for it too, or give another file or delete it\.$"),
-        ({"layers": ["0", "1"]}, r"holds relative_accuracy\(how=least_squares\) of '2' into '2', which is not"),
+        ({"methods": "procrustes"}, r"holds relative_accuracy\(method=least_squares\) of '0' into '0', which is not "
+                                 r"asked for and would be lost; ask for it too, or give another file or delete it\.$"),
+        ({"layers": ["0", "1"]}, r"holds relative_accuracy\(method=least_squares\) of '2' into '2', which is not"),
     ],
 )  # fmt: skip
 def test_a_file_with_another_sweep_is_refused_and_stays(world, swept, tmp_path, changes, words):

@@ -9,7 +9,7 @@ from netkin.applications.stitching.training import (
     LOSSES,
     TaskLoss,
     drop_padding,
-    refuse_unfit_labels,
+    require_labels,
     scores,
     shrink,
     soft,
@@ -122,12 +122,12 @@ def test_answers_that_are_no_scores_need_a_loss_of_their_own():
 )
 def test_labels_that_are_no_class_numbers_are_refused(labels, fault):
     with pytest.raises((ShapeError, InvalidValue), match=fault):
-        refuse_unfit_labels(labels, torch.ones(1, 3))
+        require_labels(labels, torch.ones(1, 3))
 
 
 def test_labels_of_sequences_are_one_for_each_place():
     with pytest.raises(ShapeError, match="class numbers, one for each place of a sequence; got labels of shape .4,."):
-        refuse_unfit_labels(torch.tensor([0, 1, 2, 0]), torch.ones(1, 5, 3))
+        require_labels(torch.tensor([0, 1, 2, 0]), torch.ones(1, 5, 3))
 
 
 # --- sparse steps -----------------------------------------------------------------------------------------------------

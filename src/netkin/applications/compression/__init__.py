@@ -19,14 +19,14 @@ from netkin.applications.compression.factoring import (
     PROJECTIONS,
     LinearOrConv,
     Subspace,
+    factorable,
     factored,
     is_pointwise,
     load_compressed,
     pads_with_zeros,
     put,
-    refuse_hooked,
-    refuse_unfit,
     replacement,
+    require_no_hooks,
     save_compressed,
     subspace,
     width_of,
@@ -41,7 +41,7 @@ from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
 from netkin.representations.inputs import feed, labels_of, reported_batches
-from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, modules, require_weights, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
 from netkin.sources.batches import overlap_remark
@@ -206,11 +206,11 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
         )
     """
     request = Compressing(models={name or type(unwrapped(model)).__name__: model}, data=data, **options)
-    refuse_lazy(unwrapped(model))
+    require_weights(unwrapped(model))
     other = _other(request.against)
     with request.lending(model):
         fitting, left_out = _layers(request, model, layers, other)
-        _refuse_without_labels(request)
+        _require_labels(request)
         net = copy.deepcopy(unwrapped(model))
         names, inputs, start = list(fitting), None, request.accuracy(net)
         if request.order == "from_the_top":
@@ -250,8 +250,8 @@ def _layers(
             raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
     for name in names:
         try:
-            fitting[name] = refuse_unfit(name, known[name])
-            refuse_hooked(name, fitting[name])
+            fitting[name] = factorable(name, known[name])
+            require_no_hooks(name, fitting[name])
             if request.k is not None and not isinstance(request.k, Mapping):
                 request.count(name, fitting[name])
             if other is not None:
@@ -259,7 +259,7 @@ def _layers(
                 if name not in there:
                     hint = did_you_mean(name, there) or "."
                     raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
-                refuse_unfit(name, there[name])
+                factorable(name, there[name])
         except NetkinError as fault:
             if len(names) == 1 or name in spec:
                 raise
@@ -268,13 +268,13 @@ def _layers(
     if not fitting:
         raise InvalidValue(f"none of {len(names)} layers can be compressed; the first: {left_out[names[0]]}")
     if isinstance(request.k, Mapping):
-        _refuse_other_names(request.k, list(fitting))
+        _require_layer_names(request.k, list(fitting))
         for name, layer in fitting.items():
             request.count(name, layer)
     return fitting, left_out
 
 
-def _refuse_other_names(k: Mapping[str, Any], names: list[str]) -> None:
+def _require_layer_names(k: Mapping[str, Any], names: list[str]) -> None:
     for name in k:
         if name not in names:
             hint = did_you_mean(str(name), names) or "."
@@ -284,7 +284,7 @@ def _refuse_other_names(k: Mapping[str, Any], names: list[str]) -> None:
         raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.", argument="k")
 
 
-def _refuse_without_labels(request: Compressing) -> None:
+def _require_labels(request: Compressing) -> None:
     what = "data" if request.test is None else "test"
     needed = what == "test" or request.accuracy_drop is not None
     if needed and not has_labels(getattr(request, what)):

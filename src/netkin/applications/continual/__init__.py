@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
+from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, require_options
 from netkin.applications.experiment import DECLARED, Experiment
 from netkin.comparing.many_models import compare_many
 from netkin.comparing.spec import take_declared, takes_options
@@ -26,7 +26,7 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
 from netkin.representations.layer_weights import copied
-from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.representations.layers import require_copyable, unwrapped
 from netkin.results.caveats import Caveat
 from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import model_lock, random_states_kept
@@ -35,7 +35,7 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.chance import chance_caveat
-from netkin.training.class_splits import Task, refuse_tasks, split_tasks
+from netkin.training.class_splits import Task, require_tasks, split_tasks
 from netkin.training.heads import before_head, ensemble_accuracy, probabilities
 from netkin.training.recipe import recipe_of
 from netkin.training.saving import pack_state, unpack_state
@@ -102,8 +102,8 @@ def learn_tasks(
         **settings: settings of the recipe.
     """
     experiment = Experiment(models={"model": model}, **take_declared(settings, DECLARED))  # type: ignore[dict-item]
-    found, chosen, own = refuse_tasks(tasks), recipe_of(recipe, settings), dict(options or {})
-    refuse_options(method, own)
+    found, chosen, own = require_tasks(tasks), recipe_of(recipe, settings), dict(options or {})
+    require_options(method, own)
     networks = {seed: _built(model, seed).to(experiment.device) for seed in _seeds(seeds)}
     learners = {seed: LEARNERS[method](network, head, found, seed, **own) for seed, network in networks.items()}
     identity = _identity(learners, found, method, chosen, own)
@@ -224,7 +224,7 @@ def _built(model: Model, seed: int) -> nn.Module:
             f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.",
             argument="model",
         )
-    refuse_uncopyable(unwrapped(made))  # each task's network is a copy
+    require_copyable(unwrapped(made))  # each task's network is a copy
     return copied(made) if made is model else made
 
 
@@ -271,7 +271,7 @@ def ensemble_tasks(
         **settings: settings of the recipe.
     """
     chosen = recipe_of(recipe, settings).but(shift=0, flip=False)  # of features there is nothing to move
-    _refuse(learnt, k, choice, candidates)
+    _require_ensemble(learnt, k, choice, candidates)
     names, seeds = learnt.record.tasks, learnt.record.seeds
     members, tables, found = [], [], []
     with reporting(len(seeds) * len(names), "ensembles", "tasks", progress) as report:
@@ -352,7 +352,7 @@ def _head_size(learner: Learner, task: int) -> int:
     return sum(learner.own[task][name].numel() for name in learner.head_weights(task))
 
 
-def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
+def _require_ensemble(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
     if learnt.record.method != "atoms":
         raise InvalidValue(
             f"ensembles are made of networks that were learnt by 'atoms', which share their coefficients; these were "

@@ -384,7 +384,7 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 
-def refuse_options(method: str, options: Mapping[str, Any]) -> None:
+def require_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse a method that there is not, and options that are none of its own or make no sense."""
     require_listed("way of learning tasks", method, LEARNERS, "method")
     known = LEARNERS[method].options

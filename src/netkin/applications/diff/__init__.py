@@ -32,7 +32,7 @@ from netkin.comparing.spec import takes_options
 from netkin.errors import ForwardError
 from netkin.identity import described_call, weights_digest
 from netkin.memory import format_bytes
-from netkin.progress import reported
+from netkin.progress import with_progress
 from netkin.representations.hooks import inference_mode_of
 from netkin.representations.inputs import (
     attention_mask,
@@ -304,7 +304,7 @@ def _with_code_ratios(found: Diff, pair: _Pair, batch: Any, reading: _Reading) -
 def _predicted(a: nn.Module, b: nn.Module, batches: Iterator[Any], reading: _Reading) -> tuple[Any, int]:
     """Return how the predictions differ over all of the data, and how many examples these hold."""
     predictions, examples = Predictions(), 0
-    for batch in reported(batches, "comparing outputs", "batches"):
+    for batch in with_progress(batches, "comparing outputs", "batches"):
         examples += length_if_known(batch) or 0
         logits = [logits_of(reading.run(model, batch)) for model in (a, b)]
         if logits[0] is not None and logits[1] is not None:

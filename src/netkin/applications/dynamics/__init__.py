@@ -32,7 +32,7 @@ from netkin.identity import Form, described_call, form_difference, form_of, in_w
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import commanded, reported
+from netkin.progress import as_command, with_progress
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec as Layers
 from netkin.representations.shapes import Shape
@@ -247,7 +247,7 @@ class RunStudy:
         first, last = self.run.steps[0], self.run.steps[-1]
         spec = replace(self.spec, examples=examples, names=(f"{self.run.unit} {first}", f"{self.run.unit} {last}"))
         call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device))
-        return call.explained(self.measures)
+        return call.explain(self.measures)
 
     def call(self, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
@@ -263,9 +263,9 @@ class RunStudy:
         if apart is not None:
             self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            for step in reported(self.run.steps, "reading checkpoints", "files"):
+            for step in with_progress(self.run.steps, "reading checkpoints", "files"):
                 self.identify(step)
-        with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
+        with as_command(call), experiment.job(Series.kind, self._identity, call) as job:
             job.expect(map(self._part, self.weights), f"{self.run.unit}s")
             try:
                 waiting = self._waiting(job)
@@ -304,7 +304,7 @@ class RunStudy:
 
     def _compare_all(self, job: Job, waiting: Sequence[int], call: str) -> None:
         """Compare the steps that are not finished, and write the series after each."""
-        for step in reported(waiting, "comparing", f"{self.run.unit}s"):
+        for step in with_progress(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
             self.done[step] = self.compared(step)
             (values, arrays), form = packed(self.done[step]), Form.from_json(self.forms[step])

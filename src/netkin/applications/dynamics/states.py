@@ -137,7 +137,7 @@ def _bordered(gram: Tensor, border: Tensor, corner: float) -> Tensor:
     return torch.cat([torch.cat([gram, border], dim=1), last])
 
 
-def refuse_unfit(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
+def require_measure(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
     """Refuse a measure that these states don't suffice for."""
     if not linear:
         raise InvalidValue(
@@ -314,7 +314,7 @@ class Probe:
     @contextmanager
     def _running(self, recorder: Recorder) -> Iterator[None]:
         """Run the model in its own precision, whatever autocast is on around us."""
-        refuse_sharded(self.model)
+        require_whole_model(self.model)
         with ExitStack() as stack:
             stack.enter_context(inference_mode_of(self.model, exact=True))
             for device in {device_of(self.model).type, "cpu"}:
@@ -335,7 +335,7 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
-def refuse_sharded(model: nn.Module) -> None:
+def require_whole_model(model: nn.Module) -> None:
     """Refuse a model whose weights lie on several processes: one of them alone can't run it."""
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if kinds & set(SHARDED):
@@ -369,7 +369,7 @@ def state_measures(measures: Any) -> list[Measure]:
     """Return the measures requested, each once, if what a recorder keeps is enough for them."""
     found = measures_of(measures)
     for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
+        require_measure(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
 
 

@@ -39,7 +39,7 @@ from netkin.applications.federated.local_training import (
     load_state,
     local_recipe,
     public_examples,
-    refuse_misfits,
+    require_fitting_labels,
     state_of,
 )
 from netkin.comparing.spec import declarations, option, take_declared, takes_options
@@ -47,7 +47,7 @@ from netkin.errors import FileError, ForwardError, InvalidValue, require_at_leas
 from netkin.identity import described_call, forms_by_name, function_digest, settings_digest
 from netkin.jobs import Computed, Job, Part
 from netkin.progress import reporting
-from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.representations.layers import require_copyable, unwrapped
 from netkin.results.caveats import Caveat
 from netkin.results.distances import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
@@ -97,7 +97,7 @@ class FederatedExperiment(Experiment):
     wire: Wire | None = option(
         None, "a function of a `ClientUpdate` that returns those that arrive at the server, for trials with faults."
     )
-    how: str = option("auto", '"auto", "stacked" or "one by one", as in `nk.train_many`.')
+    method: str = option("auto", '"auto", "stacked" or "one by one", as in `nk.train_many`.')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +108,7 @@ class FederatedExperiment(Experiment):
         require_fraction(self.client_fraction)
         if not 0 <= self.prox < float("inf"):
             raise InvalidValue(f"`prox` must be a number of 0 or more; got {self.prox!r}.", argument="prox")
-        require_method(self.how)
+        require_method(self.method)
         if self.test_every and not self.tests:
             raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
         pretrains = self.plan.algorithm.pretrains or self.plan.coefficients == "pretrained"
@@ -122,7 +122,7 @@ class FederatedExperiment(Experiment):
     @cached_property
     def training(self) -> LocalTraining:
         """What trains the clients; it holds copies of the network on the experiment's device."""
-        return LocalTraining(copy.deepcopy(self.model), self.recipe, self.how)
+        return LocalTraining(copy.deepcopy(self.model), self.recipe, self.method)
 
     @property
     def names(self) -> list[str]:
@@ -213,7 +213,7 @@ def federate(
         (10, 2)
     """
     model = unwrapped(model)
-    refuse_uncopyable(model)
+    require_copyable(model)
     options = take_declared(settings, DECLARED)
     train_data, tests = checked_clients(clients, test)
     experiment = FederatedExperiment(
@@ -225,7 +225,7 @@ def federate(
         client_fraction=experiment.client_fraction, finetune=experiment.finetune or None, seed=experiment.seed,
     )  # fmt: skip
     with experiment.lending(model), without_vmap_warnings():
-        refuse_misfits(model, train_data, tests)
+        require_fitting_labels(model, train_data, tests)
         with experiment.job(Federation.kind, lambda: experiment.identity, call) as job:
             federation = _federated(experiment, job, call)
             job.save(lambda: federation)
@@ -303,7 +303,7 @@ def rounds_of(experiment: FederatedExperiment, state: FederationState) -> Iterat
         if plan.travelling:
             counted, lost = _exchange(experiment, state, working, number)
             faults |= lost
-        _refuse_nobody(experiment, state, asked, work)
+        _require_any_client(experiment, state, asked, work)
         loss = mean_loss([work.losses[asked.index(name)] for name in counted])
         accuracies = _accuracies(experiment, state)[0] if experiment.is_tested(number) else {}
         state.records.append(RoundRecord(number, tuple(asked), tuple(counted), faults, loss, accuracies))
@@ -325,7 +325,7 @@ def _exchange(
     return [update.client for update in good], faults
 
 
-def _refuse_nobody(
+def _require_any_client(
     experiment: FederatedExperiment, state: FederationState, asked: Sequence[str], work: RoundWork
 ) -> None:
     """Refuse to go on where no client has ever worked: that is no client's fault."""

@@ -287,7 +287,9 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 @torch.no_grad()
-def refuse_misfits(model: nn.Module, clients: Mapping[str, LabelledData], tests: Mapping[str, LabelledData]) -> None:
+def require_fitting_labels(
+    model: nn.Module, clients: Mapping[str, LabelledData], tests: Mapping[str, LabelledData]
+) -> None:
     """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
     shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in clients.values())
     common, _ = shapes.most_common(1)[0]

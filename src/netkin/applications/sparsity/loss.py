@@ -80,7 +80,7 @@ class CKASparsityLoss(Hook):
         variant: str = "stage",
         estimator: str = "biased",
     ):
-        _refuse_settings(beta, samples, every, variant, estimator)
+        _require_settings(beta, samples, every, variant, estimator)
         self.model, self.beta, self.every = unwrapped(model), float(beta), int(every)
         self.samples = None if samples is None else int(samples)
         self.variant, self.estimator, self.automatic = variant, estimator, stages is None
@@ -174,13 +174,13 @@ class CKASparsityLoss(Hook):
         if not self._counts or not (self._waits or torch.is_grad_enabled()):
             return  # also where a layer runs for itself after the pass, as in a validation
         tensor = main_tensor(output, name)
-        self._refuse_few(name, tensor)
+        self._require_enough_examples(name, tensor)
         if self._due:
             kept = self._kept(tensor if self.samples is None else tensor[: self.samples])
             if self._waits:  # not when checkpointing runs the layer again, which must yet compute the same
                 self._seen.setdefault(name, []).append(Seen(name, tuple(tensor.shape[1:]), kept))
 
-    def _refuse_few(self, name: str, output: Tensor) -> None:
+    def _require_enough_examples(self, name: str, output: Tensor) -> None:
         count = len(output) if output.ndim else 0
         if self.samples is not None and count < self.samples:
             raise ShapeError(
@@ -217,7 +217,7 @@ class CKASparsityLoss(Hook):
         if not groups:
             raise ShapeError("no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.")
         if self.variant == "cca":
-            _refuse_few_rows(groups)
+            _require_more_rows_than_features(groups)
         return [[one.kept for one in group] for group in groups]
 
     def _similarity(self, groups: list[list[Tensor]]) -> Tensor:
@@ -278,7 +278,7 @@ def _by_shape(stage: list[Seen], automatic: bool) -> list[list[Seen]]:
     return list(groups.values())
 
 
-def _refuse_few_rows(groups: list[list[Seen]]) -> None:
+def _require_more_rows_than_features(groups: list[list[Seen]]) -> None:
     for layer, _, rows in (one for group in groups for one in group):
         if len(rows) - 1 <= rows.shape[1]:
             raise ShapeError(
@@ -326,7 +326,7 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
     return inside if inside is not None else choose(model, one)
 
 
-def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
+def _require_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.", argument="beta")
     require_listed("variant", variant, VARIANTS)

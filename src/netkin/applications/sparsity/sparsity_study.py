@@ -30,13 +30,13 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_sizes,
 )
-from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
+from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, require_sparsity
 from netkin.comparing.compare import compare
 from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import with_call
-from netkin.progress import command, reported
+from netkin.progress import command, with_progress
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
@@ -100,14 +100,14 @@ def sparsity_study(
         raise InvalidValue("'sparsity' is the name of the pruned shares in the study; call the network something else.")
     several = {"model": models} if isinstance(models, nn.Module) else named_models(models)
     experiment, shares = Experiment(models=several, data=data, **options), _numbers(sparsities)
-    refuse_sparsity(*shares)
+    require_sparsity(*shares)
     small, named = (_numbers(epsilons), _numbers(relative)), experiment.given_models
     tables = {name: layer_table(model, prunable_layers(model, layers), *small) for name, model in named.items()}
     edges, histograms = _histograms(named, layers)
     drawn = random_weights(named.values())
     curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
     measured: dict[str, tuple[LinearCost, ...]] = {}
-    for name in reported(named, "looking at networks", "networks", experiment.progress):
+    for name in with_progress(named, "looking at networks", "networks", experiment.progress):
         model = named[name]
         with experiment.lending(model):
             if data is not None and shares:
@@ -136,7 +136,7 @@ def accuracy_after_pruning(
     Weights are ranked by size over all prunable layers, and nothing is trained afterwards. Where the model is that
     sparse already, it is as it is.
     """
-    refuse_sparsity(*sparsities)
+    require_sparsity(*sparsities)
     work = copy.deepcopy(unwrapped(model))
     names = list(prunable_layers(work, layers))
     found: dict[float, float] = {}

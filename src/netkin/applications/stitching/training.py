@@ -64,7 +64,7 @@ from netkin.representations.inputs import (
     feed,
     labels_of,
     loader_of,
-    prepared,
+    prepare_batch,
     reported_batches,
     sampler_of,
     take,
@@ -247,7 +247,7 @@ def scores(answers: Tensor) -> Tensor:
     return rows
 
 
-def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
+def require_labels(labels: Any, answers: Tensor | None) -> None:
     """Refuse labels that are missing or no class numbers; `answers` are some logits, which give the classes."""
     assert answers is not None
     classes = scores(answers).shape[1]
@@ -333,8 +333,8 @@ def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool =
         head=network.begin(batch) if head else None,
         answers=said if answers else None,
         own=activations,
-        labels=prepared(network.b, labels),
-        mask=None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0),
+        labels=prepare_batch(network.b, labels),
+        mask=None if mask is None else prepare_batch(network.b, torch.as_tensor(mask) != 0),
         batch=batch if network.tail.graph is None else None,
     )
 
@@ -597,7 +597,7 @@ def _with_fit_labels(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]
     few = None
     for batch in batches:
         few = portion(network, take(batch, 1), head=False, own=False).answers if few is None else few
-        refuse_unfit_labels(portion(network, batch, head=False, answers=False, own=False).labels, few)
+        require_labels(portion(network, batch, head=False, answers=False, own=False).labels, few)
         yield batch
 
 

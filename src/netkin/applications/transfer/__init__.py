@@ -48,7 +48,7 @@ from netkin.comparing.sides import named_models
 from netkin.comparing.spec import functions_by_name, layers_by_name, takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
-from netkin.progress import reported, showing
+from netkin.progress import showing, with_progress
 from netkin.representations.inputs import Forward, Transform, reshuffles
 from netkin.results import Ranking, Values
 from netkin.results.caveats import Caveat
@@ -139,14 +139,14 @@ def recommend(
     layer_of = layers_by_name(layers, names)
     transform_of = functions_by_name("transforms", transforms, names)
     forward_of = functions_by_name("forwards", forwards, names)
-    _refuse_unfit(experiment, count)
+    _require_fit(experiment, count)
     how: Any = {"examples": experiment.examples, "device": experiment.device}
     scored = list[_ScoredModel]()
     with showing(experiment.progress):
-        for name in reported(names, "scoring", "models"):
+        for name in with_progress(names, "scoring", "models"):
             own = how | {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
             scored.append(_scored(experiment, name, wanted, partial(evidence_of, **own), count))
-    _refuse_unpaired(scored, paired=not isinstance(data, str))
+    _require_same_examples(scored, paired=not isinstance(data, str))
     call = described_call(
         "nk.recommend", models=names, score=wanted[0].name, scores=[one.name for one in wanted[1:]],
         layer=layers, forward=forwards, transform=transforms,
@@ -154,7 +154,7 @@ def recommend(
     return _ranking(experiment, scored, wanted, count, call)
 
 
-def _refuse_unfit(experiment: Experiment, chunks: int) -> None:
+def _require_fit(experiment: Experiment, chunks: int) -> None:
     """Refuse before the work what would end it."""
     if chunks == 1:
         raise InvalidValue("standard errors need at least 2 chunks; got 1.", argument="chunks", value=1)
@@ -232,7 +232,7 @@ def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
         return np.nan  # the table then states that there is no error, and why
 
 
-def _refuse_unpaired(scored: Sequence[_ScoredModel], paired: bool) -> None:
+def _require_same_examples(scored: Sequence[_ScoredModel], paired: bool) -> None:
     """Refuse models that saw other examples, and a call in which no model could be run."""
     read = [model for model in scored if len(model.labels)]
     if not read:

@@ -316,7 +316,7 @@ def _reading(model: nn.Module, kernel: str, target: Target, options: Mapping[str
     return ModelReading(model, None if kernel == "features" else target, one_row=True, **options)
 
 
-def _refuse_over_memory(settings: SketchSettings, widths: Mapping[str, int]) -> None:
+def _require_memory(settings: SketchSettings, widths: Mapping[str, int]) -> None:
     """Refuse more buckets than there is memory for: their sums at all layers, and the kernel of one layer at a time."""
     buckets, parts = settings.buckets, [part for part in settings.parts if part not in LABELS]
     numbers = sum(psi_width(width, buckets) if part == "psi" else width for width in widths.values() for part in parts)
@@ -341,7 +341,7 @@ def _sketched(
         labels = _labels(batch, classes)
         seen.update(np.unique(labels).tolist())
         if not made:
-            _refuse_over_memory(settings, {name: rows.shape[1] for name, rows in features.items()})
+            _require_memory(settings, {name: rows.shape[1] for name, rows in features.items()})
             made.append(LayerSketches(list(features), settings))
         outputs = dict.fromkeys(features, (None, labels))
         fed = {"activations": features, "gradients": gradients, "outputs": outputs}

@@ -24,7 +24,7 @@ from netkin.applications.transfer.tasks import about_task, model_input
 from netkin.comparing.feed import data_name
 from netkin.errors import InvalidValue, require_listed
 from netkin.identity import DataDigest, weights_digest, with_call
-from netkin.progress import ProgressOption, command, reported, showing
+from netkin.progress import ProgressOption, command, showing, with_progress
 from netkin.representations.inputs import batch_length, batches_of
 from netkin.results import Comparison, Values
 from netkin.results.quantity import Quantity
@@ -120,7 +120,7 @@ def task_similarity(
     chosen, networks, read = SCORES[score], list[Any](), dict[str, Any]()
     provenance, seen, names = {"call": command()}, list[_DigestedData](), tuple(tasks)
     with showing(progress):
-        for name, task in reported(tasks.items(), "embedding", "tasks", total=len(tasks)):
+        for name, task in with_progress(tasks.items(), "embedding", "tasks", total=len(tasks)):
             with about_task(name), loaders_kept(task[1] if isinstance(task, tuple) else None):
                 side = model_input(task)
                 data = _DigestedData(side.data, options.get("examples"))

@@ -18,7 +18,7 @@ from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, NoValue, require_at_least
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
-from netkin.progress import reported, showing
+from netkin.progress import showing, with_progress
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.values import Values
@@ -82,7 +82,7 @@ def compare_tasks(
     step = 0 if share_buckets else max(map(len, groups))
     found: dict[str, Comparer] = {}
     with showing(progress):
-        for place, (name, task) in enumerate(reported(list(tasks.items()), "sketching", "tasks")):
+        for place, (name, task) in enumerate(with_progress(list(tasks.items()), "sketching", "tasks")):
             own = {option: values[name] for option, values in by_task.items()}
             wanted = [_shifted(one, place * step) for group in groups for one in group]
             with about_task(name):
@@ -111,7 +111,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
-        for one in filter(_is_sketched, map(find, made.record.asked)):
+        for one in filter(_is_sketched, map(find, made.record.measures)):
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
@@ -175,7 +175,7 @@ def _read(found: Mapping[str, Comparer], groups: Sequence[Sequence[Measure]], st
     made: dict[tuple[str, str], list[list[Comparison]]] = {pair: [[] for _ in groups] for pair in wanted.of}
     shared: dict[tuple[str, str], list[float]] = {pair: [] for pair in wanted.of}
     every = [(place, measure) for place, group in enumerate(groups) for measure in group]
-    for place, measure in reported(every, "measuring", "sketches"):
+    for place, measure in with_progress(every, "measuring", "sketches"):
         beside = _beside(found, measure, step, wanted)
         for pair in wanted.of:
             with showing(False):

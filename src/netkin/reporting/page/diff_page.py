@@ -26,7 +26,7 @@ def diff_page(result: Diff) -> Page:
     chart, patched = diff_chart(result), patched_chart(result)
     curves = None if chart is None else Lines(
         chart, "errors", "Errors of the modules, in the order of their calls", MEANING,
-        upwards="relative error (logarithmic)", ways="Errors:", tabled="The same as a table",
+        upwards="relative error (logarithmic)", key_title="Errors:", tabled="The same as a table",
     )  # fmt: skip
     left = None if patched is None else Lines(
         patched, "patched", "What is left of the difference", "The KL of the predictions, where the first model's "
