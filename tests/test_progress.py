@@ -9,6 +9,7 @@ from tqdm import tqdm
 from netkin import progress
 from netkin.errors import InvalidValue
 from netkin.progress import reporting, showing, with_progress
+from refusals import refused
 
 
 class Terminal(io.StringIO):
@@ -147,7 +148,7 @@ def test_a_long_call_hands_its_choice_on(calls):
 
 @pytest.mark.parametrize("odd", [True, 3, "yes"])
 def test_what_is_no_progress_is_refused(odd):
-    with pytest.raises(InvalidValue, match=r"`progress` is None .* or a function of \(done, total, what\); got"):
+    with refused(InvalidValue, "progress"):
         list(with_progress("ab", "inner", "pairs", odd))
 
 

@@ -17,6 +17,7 @@ from netkin.comparing.feed import Feed
 from netkin.comparing.sides import ModelSide
 from netkin.errors import InflatedWarning, InvalidValue, UnknownName, WorkerError
 from processes import run_ranks
+from refusals import refused
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 
@@ -201,12 +202,12 @@ def test_a_rank_that_comes_late_is_waited_for(local, tmp_path):
 
 def test_the_distributed_engine_needs_a_group_of_processes():
     for function in (nk.compare, nk.collect):
-        with pytest.raises(InvalidValue, match="needs a group of processes: start it with `torchrun --nproc"):
+        with refused(InvalidValue, "engine"):
             function({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distributed")
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(UnknownName, match="no engine 'distribute'; did you mean 'distributed'. There are 'local', 'd"):
+    with refused(UnknownName, "engine"):
         nk.compare({"x": np.eye(5)}, {"y": np.eye(5)}, engine="distribute")
 
 
@@ -261,14 +262,14 @@ def loader(count=9, sampler=DistributedSampler, **options):
 
 
 @pytest.mark.parametrize(
-    "data, options, words",
+    "data, options, argument",
     [
-        ([loader(), loader(shuffle=True)], {}, "the samplers of the two data sets give other examples; let them"),
-        ([loader()], {"examples": 4}, "`examples` does not go with a `DistributedSampler`; take a `Subset`"),
+        ([loader(), loader(shuffle=True)], {}, ""),
+        ([loader()], {"examples": 4}, "examples"),
     ],
 )
-def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, words):
-    with pytest.raises(InvalidValue, match=words):
+def test_samplers_that_do_not_split_the_data_once_are_refused(data, options, argument):
+    with refused(InvalidValue, argument):
         feed_of(*data, **options)
 
 

@@ -14,6 +14,7 @@ from netkin.representations.filters import AtomConv2d
 from netkin.settings import without_vmap_warnings
 from netkin.training import Recipe, many, train, train_many
 from netkin.training.many import Trainings
+from refusals import refusals
 
 
 def net(seed, dtype=torch.float64):
@@ -353,20 +354,15 @@ def test_hooks_are_made_for_each_network():
 
 def test_what_cannot_be_trained_at_once_is_refused():
     models = [net(0), net(1)]
-    with pytest.raises(InvalidValue, match="no networks"):
-        train_many([], labelled(), epochs=1)
-    with pytest.raises(InvalidValue, match="either `data`, for all networks, or `data_of_each`"):
-        train_many(models, epochs=1)
-    with pytest.raises(ShapeError, match="`seeds` must hold one for each of the 2 networks; got 3"):
-        train_many(models, labelled(), epochs=1, seeds=[1, 2, 3])
-    with pytest.raises(InvalidValue, match=r"`seeds` must hold one for each network, as `range\(2\)`; got 2"):
-        train_many(models, labelled(), epochs=1, seeds=2)
-    with pytest.raises(InvalidValue, match=r"`train_many` saves nothing; .* `nk.train\(..., save=FILE\)`"):
-        train_many(models, labelled(), epochs=1, save="many.netkin")
-    with pytest.raises(InvalidValue, match="share weights"):
-        train_many([models[0]] * 2, labelled(), epochs=1)
-    with pytest.raises(UnknownName, match="no method of training named 'stackd'; did you mean 'stacked'?"):
-        train_many(models, labelled(), epochs=1, method="stackd")
+    refusals(
+        (lambda: train_many([], labelled(), epochs=1), InvalidValue, "models"),
+        (lambda: train_many(models, epochs=1), InvalidValue, "data"),
+        (lambda: train_many(models, labelled(), epochs=1, seeds=[1, 2, 3]), ShapeError, "seeds"),
+        (lambda: train_many(models, labelled(), epochs=1, seeds=2), InvalidValue, "seeds"),
+        (lambda: train_many(models, labelled(), epochs=1, save="many.netkin"), InvalidValue, ""),
+        (lambda: train_many([models[0]] * 2, labelled(), epochs=1), InvalidValue, "models"),
+        (lambda: train_many(models, labelled(), epochs=1, method="stackd"), UnknownName, "method"),
+    )
     with pytest.raises(InvalidValue, match="as CUDA graphs: CUDA graphs need a GPU, and they lie on cpu"):
         train_many(models, labelled(), epochs=1, method="graphs")
     with pytest.raises(InvalidValue, match="stacked into one: they are not of one form"):

@@ -19,6 +19,7 @@ from netkin.jobs import Cancelled, Job
 from netkin.sources.weights import load_weights
 from netkin.training import Hook, Recipe, train
 from netkin.training.saving import pack_state, unpack_state
+from refusals import refused
 
 
 def net(seed=0):
@@ -278,7 +279,7 @@ def test_files_that_no_training_wrote_are_refused(tmp_path):
         train(net(), labelled(), epochs=1, save=tmp_path / "other")
     with pytest.raises(FileError, match="cannot write"):
         train(net(), labelled(), epochs=1, save=tmp_path / "no" / "folder")
-    with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
+    with refused(InvalidValue, "every"):
         train(net(), labelled(), epochs=1, save=tmp_path / "run", every=0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     train(model := net(), labelled(), epochs=1, save=tmp_path / "other", overwrite=True)

@@ -108,7 +108,8 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
         return directions.x
     if not isinstance(directions, AlignedSide):
         raise InvalidValue(
-            f"directions come from `nk.svcca_directions` or `nk.model_directions`; got {type(directions).__name__}."
+            f"directions come from `nk.svcca_directions` or `nk.model_directions`; got {type(directions).__name__}.",
+            argument="directions",
         )
     return directions
 
@@ -159,7 +160,8 @@ def _restriction(directions: AlignedSide | Directions | Neurons, k: int | None) 
     if isinstance(directions, Neurons):
         if k is not None:
             raise InvalidValue(
-                f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons."
+                f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons.",
+                argument="k",
             )
         return directions.mean, directions.encode, directions.decode
     side = side_of(directions)
@@ -322,7 +324,8 @@ class Logits(Side):
         if self._seen and absent:
             raise InvalidValue(
                 f"class {absent[0]!r} does not occur among the {self._seen.total():,} labels of the data; "
-                "pass data that hold it, or leave it out."
+                "pass data that hold it, or leave it out.",
+                argument="classes",
             )
 
 

@@ -99,19 +99,23 @@ class Feed:
             if data is None:
                 alone = all(other.data is None for other in self.sides)
                 what = "`data` is missing" if alone else f"{side.name!r} has no data"
-                raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+                raise InvalidValue(
+                    f"{what}: pass a loader, an iterable of batches or one array of inputs.", argument="data"
+                )
 
     def _cut(self, which: int, count: int) -> None:
         """Leave of all data the part `which` of `count`, a contiguous range of examples."""
+        argument = None if self._shared else "part"
         if self.expected is None:
             remedy = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
             raise InvalidValue(
                 "data that do not tell how many they are can't be "
-                + (remedy if self._shared else "split into parts; give each part `start`.")
+                + (remedy if self._shared else "split into parts; give each part `start`."),
+                argument=argument,
             )
         if count > self.expected:
             remedy = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
-            raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.")
+            raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.", argument=argument)
         is_recorded, parts, lengths = isinstance(self.sides[0], RecordedSide), {}, []
         for key, data in self._sources.items():
             examples = self.expected if is_recorded else examples_in(data, self._examples) or self.expected

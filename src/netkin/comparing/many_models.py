@@ -32,7 +32,6 @@ from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_opt
 from netkin.errors import InvalidValue, MemoryLimit, blame, require_utf8
 from netkin.identity import (
     COMPARE,
-    described_call,
     forms_by_name,
     settings_digest,
     state_noted,
@@ -42,7 +41,7 @@ from netkin.identity import (
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import showing, with_progress
+from netkin.progress import command, showing, with_progress
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, sampler_of
 from netkin.representations.layers import unwrapped
@@ -409,13 +408,7 @@ class Many:
             schedule, limit = self.schedule()
             return Comparisons(self._through(schedule, replace(self.call, limit=limit)))
         self._require_savable()
-        data = {"data": data_name(self.call.data)} if self.call.data is not None else {}
-        text = described_call(
-            "nk.compare_many", models=list(self.call.models), **data,
-            measures=[measure.id for measure in self.measures],
-            layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
-        )  # fmt: skip
-        options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
+        options: dict[str, Any] = {"call": command(), "overwrite": run.overwrite, "compare": COMPARE}
         job = Job.beside(run.save, "comparison", self._identity(), **options)
         sources = inputs_in(self.call.models)
         modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}

@@ -148,7 +148,7 @@ def atom_vectors(
             drawn += random_weights([model]).values()
             rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in layers.items()]))
     if len(names) < 2:
-        raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.")
+        raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.", argument="models")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
         tuple(names), tuple(first), sizes, torch.stack(rows), _caveat(first) if gauge == "stored" else None,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
 from netkin.arrays import HALF, at_least_single, label_tensor
-from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, require_listed
 from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import labels_of
 from netkin.representations.layers import layer_label, unwrapped
@@ -48,10 +48,9 @@ class Target:
     outputs: str = "categorical"
 
     def __post_init__(self) -> None:
-        for what, value, known in (("target", self.kind, TARGETS), ("kind of outputs", self.outputs, OUTPUTS)):
-            if not callable(value) and value not in known:
-                hint = did_you_mean(str(value), known) or "."
-                raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
+        if not callable(self.kind):
+            require_listed("target", self.kind, TARGETS)
+        require_listed("kind of outputs", self.outputs, OUTPUTS, "outputs")
         if not 0 <= self.beta < 1:
             raise InvalidValue(
                 f"`beta` must be at least 0 and below 1; got {self.beta:g}. At 1 the prediction is not tempered, and "
@@ -61,7 +60,8 @@ class Target:
         if self.outputs == "continuous" and self.kind in ("tempered", "predicted"):
             raise InvalidValue(
                 f"with continuous outputs the {self.kind} gradient of every example is zero, since the outputs are the "
-                "mean of what they predict; pass target='labels', or a function of (outputs, labels)."
+                "mean of what they predict; pass target='labels', or a function of (outputs, labels).",
+                argument="target",
             )
 
     @property
@@ -78,7 +78,8 @@ class Target:
             if not isinstance(losses, Tensor) or losses.shape != (len(outputs),):
                 got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
                 raise ShapeError(
-                    f"the target {self.name!r} must give one loss for each of {len(outputs)} examples; it gave {got}."
+                    f"the target {self.name!r} must give one loss for each of {len(outputs)} examples; it gave {got}.",
+                    argument="target",
                 )
             return losses
         if self.outputs == "categorical":
@@ -265,17 +266,19 @@ def _classes(labels: Any, logits: Tensor) -> Tensor:
     """Return labels as class numbers that fit the logits, or refuse them."""
     numbers = _require_labels(labels).to(logits.device)
     if numbers.is_floating_point() or numbers.is_complex():
-        raise InvalidValue(f"labels of classes are whole numbers; got {numbers.dtype}.")
+        raise InvalidValue(f"labels of classes are whole numbers; got {numbers.dtype}.", argument="data")
     if numbers.shape != logits.shape[:-1]:
         raise ShapeError(
-            f"the labels have shape {tuple(numbers.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
+            f"the labels have shape {tuple(numbers.shape)}, and the logits ask for {tuple(logits.shape[:-1])}.",
+            argument="data",
         )
     numbers, valid = numbers.long(), numbers != IGNORED
     if bool(((numbers < 0) | (numbers >= logits.shape[-1]))[valid].any()):
         low, high = int(numbers[valid].min()), int(numbers[valid].max())
         raise InvalidValue(
             f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
-            f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`."
+            f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`.",
+            argument="data",
         )
     return numbers
 
@@ -289,5 +292,8 @@ def _like(labels: Any, outputs: Tensor) -> Tensor:
 
 def _require_labels(labels: Any) -> Tensor:
     if labels is None:
-        raise InvalidValue("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
+        raise InvalidValue(
+            "target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).",
+            argument="data",
+        )
     return label_tensor(labels)

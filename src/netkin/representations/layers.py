@@ -250,14 +250,17 @@ def _joined(name: str, key: str) -> str:
 def _listed(spec: Any) -> list[Any]:
     wanted = list(spec) if isinstance(spec, Iterable) and not isinstance(spec, nn.Module) else [spec]
     if not wanted:
-        raise InvalidValue("no layers are asked for: the list is empty; leave `layers` out for the default ones.")
+        raise InvalidValue(
+            "no layers are asked for: the list is empty; leave `layers` out for the default ones.", argument="layers"
+        )
     return wanted
 
 
 def _matching(known: dict[str, nn.Module], pattern: Any) -> list[str]:
     if not isinstance(pattern, (str, type)):
         raise InvalidValue(
-            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`."
+            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`.",
+            argument="layers",
         )
     if isinstance(pattern, str) and split_call(pattern)[0] in known:
         return [pattern]
@@ -357,15 +360,13 @@ def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:
 def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:
     names = [name for name in names if isinstance(known[name], kind)]
     if not names:
+        types = sorted({_type_name(module) for name, module in known.items() if name}) or ["no modules inside"]
         raise UnknownName(
-            f"no layer of type {kind.__name__!r}; the model has {', '.join(_types(known))}. "
-            "`nk.layers(model)` lists the default layers."
+            f"no layer of type {kind.__name__!r}; the model has {', '.join(types)}. "
+            "`nk.layers(model)` lists the default layers.",
+            argument="layers",
         )
     return names
-
-
-def _types(known: dict[str, nn.Module]) -> list[str]:
-    return sorted({_type_name(module) for name, module in known.items() if name}) or ["no modules inside"]
 
 
 def _type_name(module: nn.Module) -> str:

@@ -55,7 +55,9 @@ class TokenMask:
     def tokens(self) -> Tensor:
         """The mask, true for valid tokens, where it came."""
         if self._mask.is_floating_point() or self._mask.is_complex():
-            raise InvalidValue(f"a mask must be boolean or integer, true for valid tokens; got {self._mask.dtype}.")
+            raise InvalidValue(
+                f"a mask must be boolean or integer, true for valid tokens; got {self._mask.dtype}.", argument="mask"
+            )
         return self._mask != 0
 
     @cached_property
@@ -210,7 +212,9 @@ def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
         at_valid = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
         return at_valid.sum(dim=1, dtype=_summing_dtype(gradient))
     if name not in ("matrix", *SHAPES):
-        raise InvalidValue(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
+        raise InvalidValue(
+            f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.", argument="shape"
+        )
     return rows_of(gradient, None if name == "matrix" else name, mask)[0]
 
 
@@ -223,7 +227,8 @@ def shape_name(shape: Shape) -> str:
         return name if shape is SHAPES.get(name) or name not in SHAPES else f"custom {name}"
     if shape not in SHAPES:
         raise UnknownName(
-            f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}."
+            f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}.",
+            argument="shape",
         )
     return shape
 

@@ -98,7 +98,7 @@ def clusters_of(distances: np.ndarray, count: int | None = None) -> tuple[int, .
     if count is not None:
         return _numbered(fcluster(tree, count, "maxclust"))
     candidates = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
-    return max(candidates, key=lambda clusters: _silhouette(distances, np.array(clusters)), default=tuple(range(most)))
+    return max(candidates, key=lambda clusters: silhouette(distances, np.array(clusters)), default=tuple(range(most)))
 
 
 def adjusted_rand(clusters: Sequence[Any], truth: Sequence[Any]) -> float:
@@ -159,7 +159,7 @@ def _numbered(labels: np.ndarray) -> tuple[int, ...]:
     return tuple(order[label] for label in labels.tolist())
 
 
-def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
+def silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
     if not labels.any():  # one cluster has no other: networks at equal distances join all at once
         return 0.0

@@ -53,7 +53,7 @@ class Ranking(Result):
     @property
     def models(self) -> tuple[str, ...]:
         """The models by rank, the best first; those without a value come last."""
-        values, sign = self._row(self.score), self._sign(self.score)
+        values, sign = self._row(self.score), 1 if self.tables[self.score].higher_is_closer else -1
         order = np.where(np.isnan(values), np.inf, -sign * values).argsort(kind="stable")
         return tuple(self._unranked[place] for place in order)
 
@@ -262,6 +262,3 @@ class Ranking(Result):
 
     def _row(self, score: str) -> np.ndarray:
         return self.tables[score].values[0]
-
-    def _sign(self, score: str) -> int:
-        return 1 if self.tables[score].higher_is_closer else -1

@@ -380,7 +380,9 @@ def student_quantile(chunks: int, level: float = 0.95) -> float:
     from scipy.special import stdtrit
 
     if not 0 < level < 1:
-        raise InvalidValue(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
+        raise InvalidValue(
+            f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.", argument="level"
+        )
     return float(stdtrit(chunks - 1, (1 + level) / 2))
 
 

@@ -366,18 +366,9 @@ def architecture(name: str) -> Callable[[], nn.Module]:
     if plain not in ARCHITECTURES:
         known = ", ".join(f"`netkin:{name}`" for name in ARCHITECTURES)
         near = did_you_mean(plain, ARCHITECTURES)
-        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.")
+        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.", argument="name")
     builder = ARCHITECTURES[plain]
     return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
-
-
-def describe_architecture(name: str) -> str:
-    """Return one line on the reference architecture `name`."""
-    builder = ARCHITECTURES[name]
-    if isinstance(builder, partial):
-        shortcuts = "shortcuts without parameters" if name.endswith("a") else "1 × 1-convolution shortcuts"
-        return f"CIFAR ResNet-{builder.args[0]} with {shortcuts}."
-    return (builder.__doc__ or "").strip().splitlines()[0].replace("Return a fresh ", "")
 
 
 def seeded(builder: Callable[[], Built], seed: int = 0) -> Built:

@@ -230,7 +230,8 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
     if examples < len(classes):
         raise InvalidValue(
             f"{examples:,} examples can't be spread over the {len(classes):,} classes of {data.name!r}; take at least "
-            f"{len(classes):,}."
+            f"{len(classes):,}.",
+            argument="examples",
         )
     wanted = torch.full((len(classes),), examples // len(classes))
     wanted[torch.randperm(len(classes), generator=drawn)[: examples % len(classes)]] += 1
@@ -238,7 +239,8 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
         rare = int(counts.argmin())
         raise InvalidValue(
             f"class {int(classes[rare])} of {data.name!r} has {int(counts[rare]):,} examples, too few for a balanced "
-            f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}."
+            f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}.",
+            argument="examples",
         )
     chosen = list[Tensor]()
     for number, count in zip(classes, wanted.tolist(), strict=True):

@@ -156,7 +156,9 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
 
 def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str, Any]) -> Batches | Borrowed:
     if batch_size < 1:
-        raise InvalidValue(f"a batch must hold at least one example; got batch_size={batch_size}.")
+        raise InvalidValue(
+            f"a batch must hold at least one example; got batch_size={batch_size}.", argument="batch_size"
+        )
     head, colon, place = spec.partition(":")
     name = head.partition(",")[0]
     if name in NAMED:

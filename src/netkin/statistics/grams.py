@@ -122,9 +122,11 @@ class LayerGrams(RowCollector):
         chunks: int = 0,
     ):  # fmt: skip
         if kernel not in KERNELS:
-            raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
+            raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.", argument="kernel")
         if batch < 4:
-            raise InvalidValue(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
+            raise InvalidValue(
+                f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.", argument="batch"
+            )
         self.batch, self.kernel, self.fraction = batch, kernel, fraction
         self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
         super().__init__(keys_of(self.pair_blocks), chunks)  # whose `counts` are of mini-batches here

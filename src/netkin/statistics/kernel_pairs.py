@@ -273,7 +273,7 @@ def checked_kernel(kernel: str) -> str:
     """Return a kernel's name if it is one of ours; refuse it otherwise."""
     if kernel not in KERNELS:
         hint = did_you_mean(kernel, KERNELS) or "."
-        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.")
+        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.", argument="kernel")
     return kernel
 
 

@@ -83,7 +83,8 @@ class SketchSettings(LossSettings):
         if self.buckets < 1 or self.stacks < 1 or self.buckets % self.stacks:
             raise InvalidValue(
                 f"a sketch needs at least 1 bucket, in stacks of equal height; got buckets={self.buckets}, "
-                f"stacks={self.stacks}."
+                f"stacks={self.stacks}.",
+                argument="buckets",
             )
 
     def joined(self, other: SketchSettings) -> SketchSettings | None:

@@ -70,7 +70,9 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     classes, names = parts[0][1].unique(), class_names(train)
     require_at_least(1, len(classes) // 2, tasks=tasks)  # of 2 classes or more each
     if len(classes) % tasks:
-        raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
+        raise InvalidValue(
+            f"{len(classes)} classes can't be split into {tasks} tasks of equally many.", argument="tasks"
+        )
     if seed is not None:
         classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     return tuple(_task(group, names, *parts) for group in classes.split(len(classes) // tasks))
@@ -83,11 +85,15 @@ def require_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     if stranger is not None:
         raise InvalidValue(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.", argument="tasks")
     if len(found) < least:
-        raise InvalidValue(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
+        raise InvalidValue(
+            f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.", argument="tasks"
+        )
     names = [task.name for task in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise NameClash(f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.")
+        raise NameClash(
+            f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.", argument="tasks"
+        )
     for task in found:
         shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
         if len(shapes) > 1:
@@ -190,7 +196,7 @@ def split_by_classes(
 def _require_counts(clients: Any, classes: Any, available: int) -> None:
     require_at_least(1, clients=clients, classes=classes)
     if classes > available:
-        raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.")
+        raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.", argument="classes")
 
 
 def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ...]]:
@@ -198,7 +204,8 @@ def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ..
     if len(every) % classes or clients % len(groups):
         raise InvalidValue(
             f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
-            "choose numbers that divide each other, or partition='random'."
+            "choose numbers that divide each other, or partition='random'.",
+            argument="clients",
         )
     return [group for group in groups for _ in range(clients // len(groups))]
 
@@ -238,11 +245,12 @@ def as_examples(data: Any, what: str) -> LabelledData:
     data = labelled_arrays(data, what) if isinstance(data, (str, Batches, Borrowed)) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
-        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
+        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.", argument="clients")
     inputs, labels = found
     if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
         raise ShapeError(
             f"{what} must have class numbers of 0 or more as labels, one for each example; got "
-            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}."
+            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}.",
+            argument="clients",
         )
     return inputs, labels.long()

@@ -65,7 +65,8 @@ def arrays_in(data: Any) -> Any:
     if len(lengths) > 1:
         raise ShapeError(
             f"the arrays of `data` must have a row for each example; got {' and '.join(map(str, sorted(lengths)))} "
-            "rows. Batches are given as a list."
+            "rows. Batches are given as a list.",
+            argument="data",
         )
     return mapped(lambda leaf: torch.as_tensor(plain_array(leaf)), data)
 

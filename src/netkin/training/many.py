@@ -394,7 +394,7 @@ def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | 
 
 def _require_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
     if not models:
-        raise InvalidValue("there are no networks to train; give a list of one or more.")
+        raise InvalidValue("there are no networks to train; give a list of one or more.", argument="models")
     for model in models:
         require_trainable(model)
     for name, given in (("data_of_each", data), ("seeds", seeds)):
@@ -404,6 +404,6 @@ def _require_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[in
             )
     owners = [id(weight) for model in models for weight in {id(w): w for w in model.parameters()}.values()]
     if len(set(owners)) < len(owners):
-        raise InvalidValue("two of the networks share weights; train copies, by `copy.deepcopy`.")
+        raise InvalidValue("two of the networks share weights; train copies, by `copy.deepcopy`.", argument="models")
     if len({device_of(model) for model in models}) > 1:
         raise InvalidValue("the networks lie on several devices; train those of one device at a time.")

@@ -105,7 +105,9 @@ class Recipe:
         require_listed("precision", self.precision, (*PRECISIONS, "auto"))
         require_listed("order", self.order, ORDERS)
         if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
-            raise InvalidValue(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
+            raise InvalidValue(
+                f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.", argument="warmup"
+            )
 
     @property
     def words(self) -> str:
@@ -169,7 +171,8 @@ def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[floa
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InvalidValue(
             "a schedule gives the rates of all steps beforehand, and ReduceLROnPlateau waits for losses; pass another, "
-            f"or one of {', '.join(map(repr, SCHEDULES))}."
+            f"or one of {', '.join(map(repr, SCHEDULES))}.",
+            argument="schedule",
         )
     for _ in range(count):
         found.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -184,7 +187,8 @@ def _require_no_closure(optimizer: Optimizer) -> None:
     if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
         raise InvalidValue(
             f"{type(optimizer).__name__} takes the loss as a function, which it calls several times a step, and here "
-            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'."
+            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'.",
+            argument="optimizer",
         )
 
 
@@ -256,7 +260,8 @@ class WrappedHook(Hook):
         if not methods:
             raise InvalidValue(
                 f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
-                f"{type(what).__name__}."
+                f"{type(what).__name__}.",
+                argument="hooks",
             )
         for name, method in methods.items():
             setattr(self, name, method)
@@ -274,7 +279,9 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     """Return a recipe with some settings changed, or one made of settings alone; unknown names are refused."""
     known = [field.name for field in fields(Recipe)]
     if recipe is not None and not isinstance(recipe, Recipe):
-        raise InvalidValue(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
+        raise InvalidValue(
+            f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.", argument="recipe"
+        )
     for name in settings:
         if name not in known:
             raise UnknownName(

@@ -14,6 +14,7 @@ from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileError, InvalidValue, UnknownName
 from processes import ended, started
+from refusals import refusals, refused
 from worlds import data_parallel
 
 METHODS = list(LEARNERS)
@@ -147,20 +148,20 @@ def test_a_network_by_its_name_is_learnt_too(tasks):
 
 @pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (0.5,), 3, (True,)])
 def test_seeds_that_are_none_are_refused(seeds, tasks):
-    with pytest.raises(InvalidValue, match="`seeds`"):
+    with refused(InvalidValue, "seeds"):
         learn_tasks(small_net, tasks, seeds=seeds, **RECIPE)
 
 
 def test_other_things_than_networks_are_refused(tasks):
-    with pytest.raises(InvalidValue, match="got int"):
+    with refused(InvalidValue, "model"):
         learn_tasks(3, tasks, **RECIPE)
 
 
 def test_tasks_and_seeds_that_are_not_there_are_refused(learnt):
-    with pytest.raises(UnknownName, match="no task named '0-2'; did you mean '0-1'"):
-        learnt.network("0-2")
-    with pytest.raises(UnknownName, match="no seed named 7. There are 0, 1"):
-        learnt.network("0-1", seed=7)
+    refusals(
+        (lambda: learnt.network("0-2"), UnknownName, "task"),
+        (lambda: learnt.network("0-1", seed=7), UnknownName, "seed"),
+    )
 
 
 def test_a_loss_that_is_no_number_is_told_and_earlier_tasks_are_kept(tasks, tmp_path):

@@ -17,6 +17,7 @@ import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
 from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
+from refusals import refused
 from run_worlds import LAYERS, WIDTH, Fan, run_of
 
 
@@ -351,24 +352,24 @@ def test_a_damaged_checkpoint_is_named_before_the_work(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "run, options, fault, words",
+    "run, options, fault, argument",
     [
-        ({0: Fan(0)}, {}, SourceError, "needs at least 2 checkpoints"),
-        ({0: Fan(0).state_dict(), 1: Fan(1).state_dict()}, {}, SourceError, "step 1 holds weights alone"),
-        ({0: Fan(0), 1: nn.Linear(6, 6)}, {}, SourceError, "the architecture changes within the run: at step 0,"),
-        ({0: Fan(0), 1: Fan(1)}, {"measures": "svca"}, UnknownName, "no measure named 'svca'; did you mean 'svcca'?"),
-        ({0: Fan(0), 1: Fan(1)}, {"measures": []}, InvalidValue, "`measures` is empty"),
-        ({0: Fan(0), 1: Fan(1)}, {"layers": "lo"}, UnknownName, "no layer named 'lo'; did you mean 'low'?"),
-        ({0: Fan(0), 1: Fan(1)}, {"steps": [7]}, UnknownName, "no step 7 in this run; it has 0, 1"),
+        ({0: Fan(0)}, {}, SourceError, "run"),
+        ({0: Fan(0).state_dict(), 1: Fan(1).state_dict()}, {}, SourceError, "model"),
+        ({0: Fan(0), 1: nn.Linear(6, 6)}, {}, SourceError, ""),
+        ({0: Fan(0), 1: Fan(1)}, {"measures": "svca"}, UnknownName, "measures"),
+        ({0: Fan(0), 1: Fan(1)}, {"measures": []}, InvalidValue, "measures"),
+        ({0: Fan(0), 1: Fan(1)}, {"layers": "lo"}, UnknownName, "layers"),
+        ({0: Fan(0), 1: Fan(1)}, {"steps": [7]}, UnknownName, "steps"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(rows, run, options, fault, words):
-    with pytest.raises(fault, match=words):
+def test_bad_input_is_refused_in_one_sentence(rows, run, options, fault, argument):
+    with refused(fault, argument):
         dynamics(run, rows, **options)
 
 
 def test_missing_data_are_refused():
-    with pytest.raises(InvalidValue, match="`data` is missing"):
+    with refused(InvalidValue, "data"):
         dynamics({0: Fan(0), 1: Fan(1)}, None)
 
 
@@ -403,5 +404,5 @@ def test_a_function_hears_of_the_progress_and_nothing_else_is_shown(rows, capsys
     assert (2, 2, "reading checkpoints") in heard
     assert heard[-1] == (2, 2, "comparing")
     assert capsys.readouterr().out == ""
-    with pytest.raises(InvalidValue, match="`progress` is None"):
+    with refused(InvalidValue, "progress"):
         dynamics({0: Fan(0), 10: Fan(10)}, rows, progress="yes")

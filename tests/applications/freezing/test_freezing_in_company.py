@@ -13,6 +13,7 @@ import netkin as nk
 from freezing_worlds import Net, data, same, sgd, train, update, weights
 from netkin.errors import ForwardError, InvalidValue
 from netkin.sources.architectures import seeded
+from refusals import refused
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_the_whole_training_can_also_be_told_by_its_number_of_steps(net):
     assert freezing.at(5) == []
     assert (freezing.step(), freezing.frozen) == (["conv3"], ["conv1", "conv2", "conv3"])
     assert repr(freezing) == "<FreezeTraining linear: 3 of 4 groups frozen after 6 of 8 steps>"
-    with pytest.raises(InvalidValue, match="6 steps are done already; got 3"):
+    with refused(InvalidValue, "steps"):
         freezing.at(3)
 
 

@@ -12,6 +12,7 @@ from netkin.applications.sparsity.sparse_training import lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import InvalidValue
 from netkin.training import Recipe, train
+from refusals import refusals, refused
 
 
 def net(seed=0):
@@ -155,13 +156,13 @@ def test_the_last_round_has_the_sparsity_asked_for_though_one_less_it_is_rounded
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(InvalidValue, match="from 0 to below 1; got 1"):
-        lottery_tickets(net(), labelled(), RECIPE, sparsity=1)
-    with pytest.raises(InvalidValue, match="rewind=13 lies beyond the last step, 12"):
-        lottery_tickets(net(), labelled(), RECIPE, sparsity=0.5, rewind=13)
-    with pytest.raises(InvalidValue, match="rewind=9 lies beyond the last step, 4"):
+    refusals(
+        (lambda: lottery_tickets(net(), labelled(), RECIPE, sparsity=1), InvalidValue, "sparsity"),
+        (lambda: lottery_tickets(net(), labelled(), RECIPE, sparsity=0.5, rewind=13), InvalidValue, "rewind"),
+    )
+    with refused(InvalidValue, "rewind"):
         lottery_tickets(net(), labelled(), epochs=1, batch=16, sparsity=0.5, rewind=9)
-    with pytest.raises(InvalidValue, match="`rounds` must be a whole number of 1 or more; got 0"):
+    with refused(InvalidValue, "rounds"):
         lottery_tickets(net(), labelled(), RECIPE, sparsity=0.5, rounds=0)
     masked = net()
     sparsify(masked, 0.5)

@@ -13,6 +13,7 @@ from netkin.applications.stitching.maps import LinearMap
 from netkin.applications.stitching.network import Stitched, Transformation, stitched_network
 from netkin.errors import InvalidValue, ShapeError, UnknownName
 from netkin.representations.layers import gives_lines, modules
+from refusals import refused
 from stitching_worlds import Maps, Rows, Shares, built, drawn
 
 
@@ -128,7 +129,7 @@ class TestEnds:
             Adapter(end(*a), end(*b))
 
     def test_an_unknown_resize_is_refused(self):
-        with pytest.raises(UnknownName, match="`resize` is None, 'average', 'bilinear' or 'nearest'; got 'cubic'"):
+        with refused(UnknownName, "resize"):
             Adapter(end(3, 8, 8), end(3, 4, 4), "cubic")
 
 
@@ -246,7 +247,7 @@ class TestTransformations:
     def test_maps_that_do_not_fit_are_refused(self):
         with pytest.raises(ShapeError, match=r"the map is \(4, 5\), and the layers need \(3, 5\)"):
             Transformation(linear(4, 5), Adapter(end(3), end(5)))
-        with pytest.raises(InvalidValue, match="`rank` must lie between 1 and the smaller width, 3; got 4"):
+        with refused(InvalidValue, "rank"):
             Transformation(linear(3, 5), Adapter(end(3), end(5)), rank=4)
 
 

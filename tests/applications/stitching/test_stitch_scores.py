@@ -12,6 +12,7 @@ from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import InvalidValue, UnknownName
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
+from refusals import refused
 from table_worlds import sentences, table_of
 from task_loss_worlds import quiet_world
 
@@ -140,7 +141,7 @@ def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
 
 def test_unknown_scores_and_none_are_refused():
     assert evaluating.known_scores(["r2", "r2"]) == ("r2",)
-    with pytest.raises(InvalidValue, match="^`scores` is empty; name at least one, e.g. 'relative_accuracy'.$"):
+    with refused(InvalidValue, "scores"):
         evaluating.known_scores([])
     with pytest.raises(UnknownName, match="no score named 'agreements'; did you mean 'agreement'"):
         evaluating.known_scores("agreements")

@@ -12,6 +12,7 @@ from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.request import find_method, find_methods
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
+from refusals import refusals, refused
 from table_worlds import sentences
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
@@ -320,12 +321,11 @@ def test_what_makes_no_sense_is_refused(world, options, fault, words):
 
 def test_data_that_can_be_read_once_are_refused(world):
     a, b, data = world
-    with pytest.raises(InvalidValue, match="`test` is an iterator.*pass a loader or a list"):
-        nk.stitch_all(a, b, data, iter(data))
-    with pytest.raises(InvalidValue, match="`data` is missing"):
-        nk.stitch_all(a, b, None)
-    with pytest.raises(InvalidValue, match="`stitch_many` needs at least two models; got 1"):
-        nk.stitch_many([a], data)
+    refusals(
+        (lambda: nk.stitch_all(a, b, data, iter(data)), InvalidValue, "test"),
+        (lambda: nk.stitch_all(a, b, None), InvalidValue, "data"),
+        (lambda: nk.stitch_many([a], data), InvalidValue, "models"),
+    )
 
 
 def test_methods_are_written_alike_and_taken_once():
@@ -344,14 +344,14 @@ def test_a_single_stitch_takes_its_training_as_a_record_too(world):
 def test_options_of_a_training_stand_in_one_place():
     assert find_method("task_loss", 2, {"epochs": 3}).id == "task_loss(epochs=3, seed=2)"
     assert find_method(TaskLoss(epochs=3), 2).id == "task_loss(epochs=3)"
-    with pytest.raises(InvalidValue, match="`rank` is given as well as a `TaskLoss`; set it there."):
-        find_method(TaskLoss(epochs=3), 2, {"rank": 1})
-    with pytest.raises(UnknownName, match="'ridge' has no option 'epochs'; such options belong to 'task_loss'."):
-        find_method("ridge", 2, {"epochs": 3})
+    refusals(
+        (lambda: find_method(TaskLoss(epochs=3), 2, {"rank": 1}), InvalidValue, "rank"),
+        (lambda: find_method("ridge", 2, {"epochs": 3}), UnknownName, "epochs"),
+    )
 
 
 @pytest.mark.parametrize("test", [None, "data"])
 def test_no_method_at_all_is_refused(world, test):
     a, b, data = world
-    with pytest.raises(InvalidValue, match="`methods` is empty; name at least one, e.g. 'least_squares'."):
+    with refused(InvalidValue, "methods"):
         fit_all(a, b, [("1", "1")], data, [], data if test else None)

@@ -247,7 +247,9 @@ def _layers(
     names = choose(model, spec := [spec] if isinstance(spec, (str, type)) else list(spec or ()))
     for name in names:
         if split_call(name)[1] is not None:
-            raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
+            raise InvalidValue(
+                f"{name!r} is one call of a layer, and all calls share its weights; name the layer.", argument="layers"
+            )
     for name in names:
         try:
             fitting[name] = factorable(name, known[name])
@@ -258,7 +260,9 @@ def _layers(
                 there = modules(other)
                 if name not in there:
                     hint = did_you_mean(name, there) or "."
-                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
+                    raise UnknownName(
+                        f"the model to compress against has no {layer_label(name)}{hint}", argument="against"
+                    )
                 factorable(name, there[name])
         except NetkinError as fault:
             if len(names) == 1 or name in spec:

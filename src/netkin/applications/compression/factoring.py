@@ -115,18 +115,22 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
 def factorable(name: str, module: nn.Module) -> LinearOrConv:
     """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
-        raise InvalidValue("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
+        raise InvalidValue(
+            "the model is itself the layer; put it into an `nn.Sequential` and name it '0'.", argument="layers"
+        )
     kinds = [kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)]
     if not kinds or type(module).forward is not kinds[0].forward:
         raise InvalidValue(
             f"{layer_label(name)} is {_a(type(module).__name__)}; `compress` takes `nn.Linear` and `nn.Conv2d` "
-            "modules, and restricts their inputs."
+            "modules, and restricts their inputs.",
+            argument="layers",
         )
     assert isinstance(module, (nn.Linear, nn.Conv2d))
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise InvalidValue(
             f"{layer_label(name)} is a convolution in {module.groups} groups, each of which sees its own channels; "
-            "`compress` takes convolutions with groups=1."
+            "`compress` takes convolutions with groups=1.",
+            argument="layers",
         )
     return module
 

@@ -300,7 +300,8 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
     if not facts.symmetric:
         raise InvalidValue(
             f"{measure!r} gives each direction a value of its own, and tasks are compared by one number for each pair; "
-            "take 'cka'."
+            "take 'cka'.",
+            argument="similarity",
         )
     many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():

@@ -50,7 +50,9 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
         why = f"none is named {head!r}" if head else "it has none"
-        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.")
+        raise UnknownName(
+            f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.", argument="head"
+        )
     old, heads = known[name], []
     for task, count in enumerate(classes):
         with torch.random.fork_rng(devices=[]):
@@ -391,7 +393,7 @@ def require_options(method: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in known:
             offer = f"it has {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
+            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.", argument=name)
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.", argument="strength")
         if name == "examples":

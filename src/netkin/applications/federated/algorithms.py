@@ -169,7 +169,8 @@ def plan_for(
         )
     if coefficients == "federated" and not found.shares:
         raise InvalidValue(
-            f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones."
+            f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones.",
+            argument="coefficients",
         )
     if "head" not in found.shares and "head" not in parts.values() and found.shares:
         head_of(model, head)
@@ -215,11 +216,15 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
     known = modules(model)
     if head is not None:
         if head not in known or not head:
-            raise UnknownName(f"the model has no layer {head!r} to be its head{did_you_mean(head, known) or '.'}")
+            raise UnknownName(
+                f"the model has no layer {head!r} to be its head{did_you_mean(head, known) or '.'}", argument="head"
+            )
         return head
     linear = [name for name, module in known.items() if isinstance(module, nn.Linear) and name]
     if not linear:
-        raise InvalidValue("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
+        raise InvalidValue(
+            "the model has no `nn.Linear` that could be its head; name a layer by `head=`.", argument="head"
+        )
     return linear[-1]
 
 

@@ -71,12 +71,14 @@ def user_similarity(
         return atom_similarity(_atoms_of_clients(federation), measures, gauge=gauge, progress=progress)
     if like is None:
         raise InvalidValue(
-            f"{measures!r} compares the clients' networks; give `like=`, the network that was federated."
+            f"{measures!r} compares the clients' networks; give `like=`, the network that was federated.",
+            argument="like",
         )
     if not find(measures).facts.symmetric:
         raise InvalidValue(
             f"{measures!r} gives each direction a value of its own, and clients are compared by one number for each "
-            "pair; take 'cka'."
+            "pair; take 'cka'.",
+            argument="measures",
         )
     models = {name: federation.model(name, like).eval() for name in federation.clients}
     return compare_many(models, data, measures, pairs="corresponding", progress=progress).summaries()
@@ -224,7 +226,7 @@ def _require_same_clients(
     require_at_least(0, len(federation.clients) - 1, members=members)
     require_listed("choice of members", choose, CHOICES, "choose")
     if not tests:
-        raise InvalidValue("ensembles are judged on the clients' test data; give `test`.")
+        raise InvalidValue("ensembles are judged on the clients' test data; give `test`.", argument="test")
 
 
 def _chosen(

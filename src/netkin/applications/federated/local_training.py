@@ -233,12 +233,15 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     """
     train = {name: as_examples(own, f"client {name!r}") for name, own in _named(clients).items()}
     if not train:
-        raise InvalidValue("a federation needs clients; give a mapping from names to `(inputs, labels)`.")
+        raise InvalidValue(
+            "a federation needs clients; give a mapping from names to `(inputs, labels)`.", argument="clients"
+        )
     empty = [name for name, (_, labels) in train.items() if not len(labels)]
     if empty:
         raise InvalidValue(
             f"{len(empty)} of {len(train)} clients have no examples to train on: {_listed(empty)}; leave them out, or "
-            "use fewer clients."
+            "use fewer clients.",
+            argument="clients",
         )
     if test is None:
         return train, {}
@@ -277,7 +280,8 @@ def _named(clients: Any) -> dict[str, Any]:
     if isinstance(clients, Sequence) and not isinstance(clients, (str, bytes, tuple)):
         return {str(number): own for number, own in enumerate(clients)}
     raise InvalidValue(
-        f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}."
+        f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}.",
+        argument="clients",
     )
 
 
@@ -299,11 +303,14 @@ def require_fitting_labels(
         try:
             outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
         except Exception as fault:
-            raise ForwardError(f"the model can't run on the clients' examples of shape {common}: {fault}") from fault
+            raise ForwardError(
+                f"the model can't run on the clients' examples of shape {common}: {fault}", argument="clients"
+            ) from fault
     if not isinstance(outputs, Tensor) or outputs.is_nested or outputs.ndim != 2:
         raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
     for name, (_, labels) in [*clients.items(), *tests.items()]:
         if int(labels.max()) >= outputs.shape[1]:
             raise ShapeError(
-                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs."
+                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs.",
+                argument="clients",
             )

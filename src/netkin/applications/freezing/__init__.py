@@ -155,7 +155,7 @@ class FreezeTraining:
         if self._closed:
             raise InvalidValue("the model was given back; make a new `FreezeTraining` to go on.")
         if done < self.done:
-            raise InvalidValue(f"{self.done} steps are done already; got {done}.")
+            raise InvalidValue(f"{self.done} steps are done already; got {done}.", argument="steps")
         if self._first_step is not None and self._first_step.has_seen:
             self._finish_first_step(self._first_step)
         self.done = done
@@ -215,13 +215,16 @@ class FreezeTraining:
     def _scheduled(self, schedule: Any, similarity: dict[str, Any]) -> Schedule:
         if not isinstance(schedule, (str, Mapping)):
             raise InvalidValue(
-                f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}."
+                f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}.",
+                argument="schedule",
             )
         if schedule == "similarity":
             return self._settling(similarity)
         if not isinstance(schedule, Mapping) and schedule != "linear":
             near = did_you_mean(schedule, SCHEDULES) or ";"
-            raise UnknownName(f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.")
+            raise UnknownName(
+                f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.", argument="schedule"
+            )
         self.steps = steps = _whole(self.steps)  # all those that the optimizer will take
         if isinstance(schedule, Mapping):
             return fractions(self.groups, schedule, steps)
@@ -230,7 +233,8 @@ class FreezeTraining:
     def _settling(self, options: dict[str, Any]) -> Settling:
         if options["probe"] is None:
             raise InvalidValue(
-                "'similarity' needs `probe=`, some examples on which groups are compared with their past."
+                "'similarity' needs `probe=`, some examples on which groups are compared with their past.",
+                argument="probe",
             )
         if options["every"] is None or self.steps is not None:
             self.steps = _whole(self.steps)

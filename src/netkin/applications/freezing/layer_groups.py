@@ -147,10 +147,12 @@ def named_groups(model: nn.Module, spec: Spec) -> list[str]:
     names = choose(model, spec)
     for name in names:
         if split_call(name)[1] is not None:
-            raise InvalidValue(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
+            raise InvalidValue(
+                f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.", argument="layers"
+            )
         inside = next((other for other in names if other != name and _is_inside(other, name)), None)
         if inside is not None:
-            raise InvalidValue(f"group {inside!r} lies inside group {name!r}; name one of the two.")
+            raise InvalidValue(f"group {inside!r} lies inside group {name!r}; name one of the two.", argument="layers")
     return names
 
 

@@ -215,7 +215,10 @@ class CKASparsityLoss(Hook):
             return [[one.kept for stage in seen for one in stage]]
         groups = [group for stage in seen for group in _by_shape(stage, self.automatic)]
         if not groups:
-            raise ShapeError("no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.")
+            raise ShapeError(
+                "no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.",
+                argument="stages",
+            )
         if self.variant == "cca":
             _require_more_rows_than_features(groups)
         return [[one.kept for one in group] for group in groups]
@@ -304,7 +307,7 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
             found = [[name for stage in found for name in stage]]
         kept = [stage for stage in found if len(stage) > 1]
         if not kept:
-            raise InvalidValue("the model has no stage of two layers or more; name its `stages`.")
+            raise InvalidValue("the model has no stage of two layers or more; name its `stages`.", argument="stages")
         return kept
     listed = [wanted] if isinstance(wanted, str) else list(wanted)
     found = [_layers_of(model, one) for one in listed]
@@ -314,7 +317,8 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
         if len(stage) < 2:
             raise InvalidValue(
                 f"a stage needs two layers or more; {one!r} has {len(stage)}: {', '.join(stage)}. Layers of one stage "
-                "are named in a list of their own, as [['layer1.0', 'layer1.1']]."
+                "are named in a list of their own, as [['layer1.0', 'layer1.1']].",
+                argument="stages",
             )
     if not found or not found[0]:
         raise InvalidValue("`stages` is empty; leave it out to have them chosen.", argument="stages")
@@ -332,7 +336,9 @@ def _require_settings(beta: Any, samples: Any, every: Any, variant: str, estimat
     require_listed("variant", variant, VARIANTS)
     require_listed("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
-        raise InvalidValue("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
+        raise InvalidValue(
+            "estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.", argument="estimator"
+        )
     if samples is not None:
         require_at_least(LEAST[estimator], samples=samples)
     require_at_least(1, every=every)

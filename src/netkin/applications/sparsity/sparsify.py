@@ -255,7 +255,9 @@ def require_sparsity(*values: Any) -> None:
     """Refuse what is no share of masked weights, from 0 to below 1."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
-            raise InvalidValue(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")
+            raise InvalidValue(
+                f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.", argument="sparsity"
+            )
 
 
 def magnitude_scores(model: nn.Module, layers: Sequence[str]) -> Scores:

@@ -154,7 +154,8 @@ def find(method: str, *, others: Sequence[str] = ()) -> tuple[MatchingFunction, 
     apart = parse_id(method) if isinstance(method, str) else None
     if apart is None:
         raise UnknownName(
-            f"{method!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'."
+            f"{method!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.",
+            argument="method",
         )
     name, given = apart
     require_listed("matching method", name, METHODS if name in METHODS else [*METHODS, *others], "method")

@@ -162,12 +162,16 @@ class TaskLoss:
         """Return what `method`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
         apart = parse_id(method)
         if apart is None or apart[0] != NAME:
-            raise UnknownName(f"{method!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
+            raise UnknownName(
+                f"{method!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.", argument="method"
+            )
         given = {**apart[1], **(options or {})}
         for key in given:
             if key not in TRAINING:
                 hint = did_you_mean(key, TRAINING) or ";"
-                raise UnknownName(f"{NAME!r} has no option {key!r}{hint} its options are {', '.join(TRAINING)}.")
+                raise UnknownName(
+                    f"{NAME!r} has no option {key!r}{hint} its options are {', '.join(TRAINING)}.", argument=key
+                )
         return cls(**given)
 
     @property
@@ -252,12 +256,15 @@ def require_labels(labels: Any, answers: Tensor | None) -> None:
     assert answers is not None
     classes = scores(answers).shape[1]
     if not isinstance(labels, Tensor):
-        raise InvalidValue("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
+        raise InvalidValue(
+            "labels='true' needs labels, and the data have none; give batches (inputs, labels).", argument="labels"
+        )
     if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
         wanted = "one for each example" if answers.ndim == 2 else "one for each place of a sequence"
         raise ShapeError(
             f"labels='true' needs class numbers, {wanted}; got labels of shape {tuple(labels.shape)} and "
-            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`."
+            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`.",
+            argument="labels",
         )
     below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
     outside = labels[below | (labels >= classes)]
@@ -265,7 +272,8 @@ def require_labels(labels: Any, answers: Tensor | None) -> None:
         raise InvalidValue(
             f"labels='true' needs labels from 0 to {classes - 1}, as the second model has {classes} classes; "
             f"{len(outside):,} of {labels.numel():,} lie outside, such as {int(outside[0])}. Leave out those examples, "
-            "or go by the second model's answers: labels='soft'."
+            "or go by the second model's answers: labels='soft'.",
+            argument="labels",
         )
 
 

@@ -197,14 +197,14 @@ def fisher_rao_norm(
     """
     if labels not in DISTRIBUTIONS:
         every, hint = ", ".join(map(repr, DISTRIBUTIONS)), did_you_mean(str(labels), DISTRIBUTIONS) or "."
-        raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.")
+        raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.", argument="labels")
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     if depth is not None and depth < 0:
         raise InvalidValue(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.", argument="depth")
     layers = {id(one): one for one in modules(model).values()}.values()
     with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):
-        raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
+        raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.", argument="depth")
     experiment = Experiment(models={"model": model}, data=data, **options)
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
     with experiment.lending(model), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
@@ -386,7 +386,8 @@ def require_rows(logits: Tensor, outputs: str) -> None:
     if logits.ndim != 2:
         raise ShapeError(
             f"one row of outputs is needed for an example; the model gives {tuple(logits.shape[1:])}. Pass `forward=`, "
-            "a function of (model, batch) that returns rows."
+            "a function of (model, batch) that returns rows.",
+            argument="forward",
         )
     if outputs == "categorical" and logits.shape[1] < 2:
         raise ShapeError(
@@ -407,7 +408,9 @@ def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -
     factor = target.beta if labels == "tempered" else 1.0
     if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
         if not factor:
-            raise InvalidValue("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
+            raise InvalidValue(
+                "a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.", argument="beta"
+            )
         return f.square().sum(1) / factor
     if target.outputs == "multilabel":
         p, q = f.sigmoid(), (factor * f).sigmoid()

@@ -94,7 +94,10 @@ def kernel_ridge(
     """
     parts = KERNELS[checked_kernel(kernel)]
     if kernel == "transport":
-        raise InvalidValue("kernel='transport' has no value between a bucket and a new example; take another kernel.")
+        raise InvalidValue(
+            "kernel='transport' has no value between a bucket and a new example; take another kernel.",
+            argument="kernel",
+        )
     if ridge is not None and not ridge > 0:
         raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.", argument="ridge")
     if classes is not None and not 2 <= classes <= buckets:

@@ -277,7 +277,8 @@ def _collected(plain: PlainCall, task: Task) -> Comparer:
             f"{platform.node()}, and {task['identity']} before."
         )
     if task["sample"] is not None:
-        data = cache.once("sample", partial(_sample, data, plain["spec"], task["sample"]))
+        spec = plain["spec"]
+        data = cache.once("sample", partial(HeldExamples, data, spec["examples"], task["sample"], spec["seed"]))
         plain = {**plain, "spec": {**plain["spec"], "examples": None}}
     call = call_from(plain, cache.loaded(plain, task["models"]), data, task["pairs"], task["limit"], task["part"])
     comparer = call.collect(measures_from(plain["measures"]))
@@ -290,10 +291,6 @@ def _collected(plain: PlainCall, task: Task) -> Comparer:
                     f"{platform.node()}, and {digest} before."
                 )
     return comparer
-
-
-def _sample(data: Any, spec: Mapping[str, Any], count: int) -> HeldExamples:
-    return HeldExamples(data, spec["examples"], count, spec["seed"])
 
 
 def _complete(comparer: Comparer, task: Task) -> Comparer:
