@@ -27,7 +27,7 @@ def as_tensor(array: Any, name: str = "X") -> Tensor:
     if tensor.is_complex():
         raise InvalidValue(
             f"`{name}` holds complex numbers ({_dtype(tensor)}); pass its real and imaginary parts instead.",
-            argument=name,
+            argument=_argument(name),
         )
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
@@ -41,15 +41,21 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
         raise ShapeError(
             f"`{name}` must be a matrix with one row per example; got shape {tuple(tensor.shape)}. "
             f"Choose what an example is first: `flatten({name})`, `pool({name})`, or `positions({name})`.",
-            argument=name,
+            argument=_argument(name),
         )
     if 0 in tensor.shape:
         raise ShapeError(
-            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.", argument=name
+            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.",
+            argument=_argument(name),
         )
     if check:
         require_finite(tensor, f"`{name}`")
     return tensor
+
+
+def _argument(name: str) -> str | None:
+    """Return the argument of that name; what a layer gave, as "a/conv1", is none."""
+    return None if "/" in name else name
 
 
 def resolution_of(array: Any, matrix: Tensor) -> float:
@@ -64,11 +70,13 @@ def as_maps(array: Any, name: str = "X") -> Tensor:
     tensor = as_tensor(array, name)
     if tensor.ndim < 2:
         raise ShapeError(
-            f"`{name}` must hold maps, n × channels × height × width; got shape {tuple(tensor.shape)}.", argument=name
+            f"`{name}` must hold maps, n × channels × height × width; got shape {tuple(tensor.shape)}.",
+            argument=_argument(name),
         )
     if 0 in tensor.shape:
         raise ShapeError(
-            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one channel.", argument=name
+            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one channel.",
+            argument=_argument(name),
         )
     return tensor
 
@@ -133,10 +141,10 @@ def _imported(array: Any, name: str) -> Tensor:
     try:
         matrix = plain_array(np.asarray(array))
     except ValueError as fault:
-        raise InvalidValue(f"`{name}` can't be read as an array: {fault}.", argument=name) from fault
+        raise InvalidValue(f"`{name}` can't be read as an array: {fault}.", argument=_argument(name)) from fault
     if matrix.dtype.kind not in "fiubc":
         raise InvalidValue(
-            f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.", argument=name
+            f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.", argument=_argument(name)
         )
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
         matrix = matrix.astype(np.float64)

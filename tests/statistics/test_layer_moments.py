@@ -168,11 +168,6 @@ def test_memory_does_not_grow_with_the_rows(worlds):
     assert len(set(sizes)) == 1
 
 
-def test_moments_of_two_matrices_refuse_unpaired_rows(worlds):
-    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 rows and 4 rows"):
-        Moments.of(worlds.normal(5, 2), worlds.normal(4, 2))
-
-
 def test_nan_that_no_batch_noticed_is_refused_at_the_reading(worlds, monkeypatch):
     # where looking at every batch would stall the device, sums are looked at instead
     monkeypatch.setattr("netkin.statistics.collector.require_finite", lambda *_: None)

@@ -140,11 +140,11 @@ def recommend(
     transform_of = functions_by_name("transforms", transforms, names)
     forward_of = functions_by_name("forwards", forwards, names)
     _require_fit(experiment, count)
-    how: Any = {"examples": experiment.examples, "device": experiment.device}
+    common: Any = {"examples": experiment.examples, "device": experiment.device}
     scored = list[_ScoredModel]()
     with showing(experiment.progress):
         for name in with_progress(names, "scoring", "models"):
-            own = how | {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
+            own = common | {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
             scored.append(_scored(experiment, name, wanted, partial(evidence_of, **own), count))
     _require_same_examples(scored, paired=not isinstance(data, str))
     call = described_call(

@@ -270,8 +270,8 @@ class _Fisher:
         values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
         require_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
-        how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
-        labels = f"{how}, {self.classes} outputs, {self.outputs}"
+        expectation = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
+        labels = f"{expectation}, {self.classes} outputs, {self.outputs}"
         return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, labels)
 
     def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:

@@ -108,8 +108,8 @@ def kernel_ridge(
     experiment = Experiment(models={"model": model}, data=train, **options)
     settings = SketchSettings(buckets, stacks, experiment.seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)
-    how = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
-    reading = _reading(model, kernel, target, how)
+    reading_options = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
+    reading = _reading(model, kernel, target, reading_options)
     with experiment.lending(model):
         sketches = _sketched(reading, experiment, layers, settings, classes)
     fits, left_out = {}, {}

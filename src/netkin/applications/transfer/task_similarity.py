@@ -130,8 +130,8 @@ def task_similarity(
             provenance |= {f"weights of {name}": weights_digest(side.model), f"data of {name}": data.described}
     provenance |= random_weights(dict.fromkeys(networks))
     samples = options.get("samples")
-    how = {"independent": True} if independent and chosen.read is task2vec else {}
-    values = np.array([[chosen.compare(read[a], read[b], **how) for b in tasks] for a in tasks])
+    settings = {"independent": True} if independent and chosen.read is task2vec else {}
+    values = np.array([[chosen.compare(read[a], read[b], **settings) for b in tasks] for a in tasks])
     table = Values(
         quantity=chosen.quantity, layers_a=names, layers_b=names, values=values, statistic="Fisher information",
         axes=("network", "network"), exactness=f"estimated from {samples} draws of y" if samples else "exact",

@@ -134,10 +134,10 @@ def _shifted(measure: Measure, by: int) -> Measure:
     return replace(measure, parameters=measure.parameters | {"seed": measure.settings["seed"] + by})
 
 
-def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Comparer:
+def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, options: Mapping[str, Any]) -> Comparer:
     """Return the sketches of one task: from one pass over its data, or those that were made before."""
     if not isinstance(task, Comparer):
-        return collect(model_input(task), None, None, list(wanted), names=(name, name), **how)
+        return collect(model_input(task), None, None, list(wanted), names=(name, name), **options)
     if len(task.models) > 1:
         raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
     if step:
