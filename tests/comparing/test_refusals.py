@@ -37,7 +37,7 @@ MODELS = {
         lambda a, b, data: nk.compare(a, b, data, transforms=(None, lambda x: x[:25])), ShapeError, "",
     ),
     "no data": (lambda a, b, data: nk.compare(a, b), InvalidValue, "data"),
-    "empty data": (lambda a, b, data: nk.compare(a, b, []), InvalidValue, "data"),
+    "empty data": (lambda a, b, data: nk.compare(a, b, []), InvalidValue, ""),
     "masked data": (
         lambda a, b, data: nk.compare(a, data=np.ma.masked_greater(data.numpy(), 1)), InvalidValue, "data",
     ),

