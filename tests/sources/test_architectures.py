@@ -52,7 +52,7 @@ def test_building_leaves_torchs_random_numbers_as_they_were():
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest_name():
-    with refused(UnknownName, "name"):
+    with refused(UnknownName, ""):
         architecture("tiny11")
 
 

@@ -133,7 +133,7 @@ def test_the_data_set_of_a_loader_may_have_a_name():
 def test_a_call_with_wrong_arguments_fails_as_without_names():
     with pytest.raises(TypeError, match=r"compare\(\) got an unexpected keyword argument 'dat'"):
         nk.compare(MODEL, dat=DATA)
-    with refused(UnknownName, "name"):
+    with refused(UnknownName, ""):
         nk.compare("netkin:digit", data=DATA)
     assert list(inspect.signature(nk.compare).parameters)[:3] == ["a", "b", "data"]
 

@@ -269,7 +269,7 @@ def test_a_folder_that_loses_its_weights_is_named(folder):
     "model, kind, argument",
     [(3, InvalidValue, "model"),
      (lambda: 3, SourceError, "model"),
-     ("netkin:digit", UnknownName, "name")],
+     ("netkin:digit", UnknownName, "")],
 )  # fmt: skip
 def test_what_is_no_network_is_refused(folder, model, kind, argument):
     run = open_run(folder("step_1.pt", "step_2.pt"), model)

@@ -366,7 +366,7 @@ def architecture(name: str) -> Callable[[], nn.Module]:
     if plain not in ARCHITECTURES:
         known = ", ".join(f"`netkin:{name}`" for name in ARCHITECTURES)
         near = did_you_mean(plain, ARCHITECTURES)
-        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.", argument="name")
+        raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.")
     builder = ARCHITECTURES[plain]
     return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
 

@@ -245,12 +245,11 @@ def as_examples(data: Any, what: str) -> LabelledData:
     data = labelled_arrays(data, what) if isinstance(data, (str, Batches, Borrowed)) else data
     found = arrays_in(tuple(data)) if isinstance(data, (tuple, list)) else None
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(one, Tensor) for one in found):
-        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.", argument="clients")
+        raise InvalidValue(f"{what} must be arrays `(inputs, labels)`; got {type(data).__name__}.")
     inputs, labels = found
     if labels.ndim != 1 or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
         raise ShapeError(
             f"{what} must have class numbers of 0 or more as labels, one for each example; got "
-            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}.",
-            argument="clients",
+            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}."
         )
     return inputs, labels.long()

@@ -7,7 +7,6 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching.joining import joints
 from netkin.errors import InvalidValue, UnknownName
-from refusals import refused
 from stitching_worlds import Lines, Maps, Residual, built, drawn, labelled
 
 LEAST = "agreement(method=least_squares)"
@@ -56,7 +55,7 @@ def test_a_second_model_that_depends_on_the_batch_makes_all_holes():
 def test_layers_that_are_not_there_are_told_with_the_model():
     a, b = built(Maps), built(Maps, seed=1)
     for options in ({"layers": {"b": ["mit"]}}, {"pairs": [("mid", "mit")]}):
-        with refused(UnknownName, "layers"):
+        with pytest.raises(UnknownName, match="in 'new', a Maps: no layer named 'mit'; did you mean 'mid'[?]"):
             joints(a, b, drawn(9, 3, 12, 12), names=("old", "new"), **options)
 
 

@@ -303,14 +303,11 @@ def require_fitting_labels(
         try:
             outputs = model(placed(inputs[:2], device_of(model), dtype_of(model)))
         except Exception as fault:
-            raise ForwardError(
-                f"the model can't run on the clients' examples of shape {common}: {fault}", argument="clients"
-            ) from fault
+            raise ForwardError(f"the model can't run on the clients' examples of shape {common}: {fault}") from fault
     if not isinstance(outputs, Tensor) or outputs.is_nested or outputs.ndim != 2:
         raise ShapeError("a federation trains classifiers, which give a matrix of scores, a row for each example.")
     for name, (_, labels) in [*clients.items(), *tests.items()]:
         if int(labels.max()) >= outputs.shape[1]:
             raise ShapeError(
-                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs.",
-                argument="clients",
+                f"client {name!r} has labels up to {int(labels.max())}, and the network {outputs.shape[1]} outputs."
             )

@@ -268,9 +268,7 @@ def _choose_layers(
                 known_layer(model, layer)  # refuses what is no single layer
             found.append(asked if listed else choose(model, asked))
         except UnknownName as fault:
-            raise UnknownName(
-                f"in {name!r}, a {type(unwrapped(model)).__name__}: {fault}", argument="layers"
-            ) from fault
+            raise UnknownName(f"in {name!r}, a {type(unwrapped(model)).__name__}: {fault}") from fault
     return found[0], found[1]
 
 
