@@ -96,20 +96,24 @@ _UNLISTED = {
         "LayerRows", "LayerSketches", "LayerSpectra", "Moments", "Outputs", "Rows", "Sketch", "Spectra",
         "off_block_share",
     ],
-    "netkin.applications.interpretation": ["aligned_neurons", "largest_neurons", "project", "random_neurons"],
+    "netkin.applications.interpretation": [
+        "aligned_neurons", "explain_class_sensitivity", "largest_neurons", "project", "random_neurons",
+    ],
     "netkin.applications.federated": [
-        "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "plan_for",
+        "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "explain_federate", "plan_for",
         "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
     ],
-    "netkin.applications.compression": ["Compression", "load_compressed", "save_compressed"],
+    "netkin.applications.compression": ["Compression", "explain_compress", "load_compressed", "save_compressed"],
     "netkin.applications.diff": ["DiffPlan", "explain_diff"],
     "netkin.applications.dynamics": ["RunPlan", "explain_dynamics"],
     "netkin.applications.stitching": [
         "Stitch", "StitchPlan", "TaskLoss", "barrier", "explain_stitch", "interpolate", "load_stitch"
     ],
     "netkin.jobs": ["Job"],
+    "netkin.training": ["WorkPlan", "explain_train"],
     "netkin.applications.transfer": [
-        "adaptation_score", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
+        "adaptation_score", "explain_compare_tasks", "explain_recommend", "explain_task_similarity",
+        "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge", "layer_embeddings",
         "mean_embedding_norm", "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance",
         "task_similarity", "transfer_scores",
     ],
@@ -117,12 +121,13 @@ _UNLISTED = {
         "Decorrelation", "NearestNetworks", "Sharing", "nearest_networks", "share_coefficients",
     ],
     "netkin.applications.continual": [
-        "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks",
+        "LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "explain_learn_tasks",
+        "learn_tasks", "split_tasks",
     ],
     "netkin.applications.sparsity": [
         "CKASparsityLoss", "DynamicMasks", "SparseTokens", "TokenCosts", "TokenLosses", "bake_masks",
-        "epsilon_sparsity", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens", "sparsity_study",
-        "token_costs",
+        "epsilon_sparsity", "explain_sparsity_study", "lottery_tickets", "save_sparse", "sparsify", "sparsify_tokens",
+        "sparsity_study", "token_costs",
     ],
     "netkin.comparing": ["explain_many", "model_directions"],
     "netkin.comparing.engines.ray": ["Ray"],

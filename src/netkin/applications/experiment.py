@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from netkin.comparing.plan import Plan
 from netkin.comparing.sides import on_device
 from netkin.comparing.spec import declarations, option, run_option
 from netkin.errors import InvalidValue, require_at_least
@@ -28,6 +29,7 @@ from netkin.representations.layers import refuse_lazy
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from netkin.training.work_plan import Work, WorkPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +150,8 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 DECLARED = declarations(Experiment)
+
+
+def plan_of_pass(what: str, plan: Plan) -> WorkPlan:
+    """Return the plan of one pass of a comparison, in the words of all applications."""
+    return WorkPlan((Work(what, plan.examples),), {"statistics": plan.bytes}, refused=plan.refused)

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.experiment import DECLARED as EXPERIMENT
+from netkin.applications.experiment import plan_of_pass
 from netkin.arrays import exact_products, label_tensor, summing_dtype
-from netkin.comparing.compare import compare_sides
+from netkin.comparing.compare import compare_sides, explain_sides
 from netkin.comparing.sides import ModelInput, ModelSide, Reads, Side
 from netkin.comparing.spec import DECLARED as COMPARING
 from netkin.comparing.spec import Spec as CompareSpec
@@ -44,6 +45,7 @@ from netkin.results import Comparison, Values
 from netkin.results.records import distinct
 from netkin.sources.batches import class_names
 from netkin.sources.names import by_name
+from netkin.training.work_plan import Planning, planned
 
 REST = ("mean", "predicted")
 ITSELF = "its output is the logits themselves"
@@ -195,6 +197,7 @@ OPTIONS = {name: {**COMPARING, **EXPERIMENT}[name] for name in NAMED.split()}
 
 
 @with_call
+@planned
 @by_name(models="model", data="data")
 @takes_options(declared=OPTIONS)
 def class_sensitivity(
@@ -206,7 +209,7 @@ def class_sensitivity(
     names: Sequence[str] | None = None,
     name: str = "layers",
     **options: Any,
-) -> Comparison:
+) -> Planning[Comparison]:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
@@ -236,11 +239,16 @@ def class_sensitivity(
     of_model = {option: options.pop(option, None) for option in ("layers", "shape", "transform", "device")}
     logits = Logits(classes, names, class_names(data), of_model["layers"], options.pop("forward", None))
     rows = ModelSide(name, ModelInput(model, forward=logits.run, **of_model))
-    with showing(options.pop("progress", None)):
-        comparison = compare_sides(rows, logits, data, CompareSpec(measures=measures, **options))
+    progress, spec = options.pop("progress", None), CompareSpec(measures=measures, **options)
+    yield lambda: plan_of_pass("comparing layers with classes", explain_sides(rows, logits, data, spec))
+    with showing(progress):
+        comparison = compare_sides(rows, logits, data, spec)
     logits.refuse_absent()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
+
+
+explain_class_sensitivity = class_sensitivity.explain
 
 
 def _without_logits(table: Values, layers: Collection[str]) -> Values:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from netkin.cli.options import DEVICE, EXAMPLES, NAMES, PLAN, TRANSFORM, command, result_options
-from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.outputs import OutputFiles
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -96,9 +96,7 @@ def diff(a: str, b: str, plan: bool, checks: tuple[Check, ...], **options: Any) 
     outputs = OutputFiles.of(options)
     models = named_models([a, b], options.pop("names"))
     if plan:
-        made = _call(models, plan=True, **options)
-        click.echo(as_json(made) if outputs.json else str(made))
-        return
+        outputs.show_plan(_call(models, plan=True, **options))
     found: Diff = _call(models, plan=False, **options)
     outputs.deliver(found, found.save)
     values = found.values()

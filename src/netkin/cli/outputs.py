@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -154,6 +154,11 @@ class OutputFiles:
         """Print a result."""
         if self.writes:
             click.echo(text())
+
+    def show_plan(self, plan: Any, is_refused: bool = False, facts: Any = None) -> NoReturn:
+        """Print a plan, for --json its `facts` if they are others than its own, and end the command."""
+        self.show(lambda: as_json(facts or plan) if self.json else str(plan))
+        raise click.exceptions.Exit(REFUSED if is_refused else 0)
 
     def finish(self) -> None:
         """Say, after the numbers, what could not be written."""

@@ -18,6 +18,7 @@ from netkin.cli.options import (
     EXAMPLES,
     KNOWN,
     NAMES,
+    PLAN,
     TRANSFORM,
     command,
     declared,
@@ -39,7 +40,6 @@ from netkin.errors import NameClash
 if TYPE_CHECKING:
     from torch import nn
 
-    from netkin.results import Comparison, Comparisons, Ranking
 
 BLOCKS = "measures layers pairs shape memory seeds independent_buckets"  # options of `netkin tasks` without --score
 TASK2VEC = "samples independent"
@@ -64,8 +64,9 @@ TASK2VEC = "samples independent"
 @declared("seed", of="recommend", type=int, metavar="N")
 @NAMES
 @TRANSFORM
+@PLAN
 @result_options("which", "the ranking", "the scores")
-def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **options: Any) -> None:
+def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, plan: bool, **options: Any) -> None:
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
@@ -73,17 +74,19 @@ def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **opti
     """
     named = named_models(models, names)
     outputs = OutputFiles.of(options)
-    ranking = _rank(named, data, **options)
+    ranking = _rank(named, data, plan, **options)
+    if plan:
+        outputs.show_plan(ranking)
     outputs.deliver(ranking, ranking.save)
 
 
-def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
+def _rank(models: dict[str, str], data: str, plan: bool, **options: Any) -> Any:
     """Call the library."""
-    from netkin.applications.transfer import recommend as rank
+    from netkin.applications.transfer import explain_recommend, recommend
 
     require_device(options["device"])
     first, *others = options["scores"] or (None,)  # beside scores that are named no others are shown
-    return rank(
+    return (explain_recommend if plan else recommend)(
         models,
         data,
         score=first,
@@ -112,8 +115,9 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 @declared("samples", "With --score task2vec.", of="task2vec", type=COUNT, metavar="N")
 @declared("independent", of="task_similarity")
 @task_options
+@PLAN
 @result_options("tasks", "the comparisons", "the blocks of all pairs")
-def tasks(tasks: tuple[str, ...], **options: Any) -> None:
+def tasks(tasks: tuple[str, ...], plan: bool, **options: Any) -> None:
     """Compare tasks, block by block: models of any architecture, each with its own data of any size.
 
     Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
@@ -127,7 +131,9 @@ def tasks(tasks: tuple[str, ...], **options: Any) -> None:
         names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
     outputs = OutputFiles.of(options)
-    found = _score_tasks(given, **options) if options["score"] else _compare_tasks(given, **options)
+    found: Any = (_score_tasks if options["score"] else _compare_tasks)(given, plan, **options)
+    if plan:
+        outputs.show_plan(found, bool(found.refused))
     outputs.deliver(found, found.save)
 
 
@@ -183,30 +189,31 @@ def _load_tasks(
     return tasks
 
 
-def _compare_tasks(given: dict[str, list[str]], independent_buckets: bool, **options: Any) -> Comparisons:
+def _compare_tasks(given: dict[str, list[str]], plan: bool, independent_buckets: bool, **options: Any) -> Any:
     """Load what was named and call the library."""
-    from netkin.applications.transfer import compare_tasks
+    from netkin.applications.transfer import compare_tasks, explain_compare_tasks
 
     sampling = {name: options.pop(name) for name in ("batch_size", "seed", "balanced")}
     tasks = _load_tasks(given, options["device"], options["examples"], **sampling)
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
     options = {name: value for name, value in options.items() if name not in ("score", *TASK2VEC.split())}
-    return compare_tasks(tasks, **options, share_buckets=not independent_buckets)
+    return (explain_compare_tasks if plan else compare_tasks)(tasks, **options, share_buckets=not independent_buckets)
 
 
 def _score_tasks(
-    given: dict[str, list[str]], score: str, batch_size: int, seed: int, balanced: bool, samples: int | None,
-    independent: bool, transforms: tuple[str, ...], **options: Any,
-) -> Comparison:  # fmt: skip
+    given: dict[str, list[str]], plan: bool, score: str, batch_size: int, seed: int, balanced: bool,
+    samples: int | None, independent: bool, transforms: tuple[str, ...], **options: Any,
+) -> Any:  # fmt: skip
     """Load what was named and call the library."""
-    from netkin.applications.transfer import task_similarity
+    from netkin.applications.transfer import explain_task_similarity, task_similarity
 
     how = {name: options[name] for name in ("device", "examples", "exact_model")}
     tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced)
     if score.startswith("task2vec"):
         how |= {"samples": samples, "seed": seed}
-    return task_similarity(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
+    compare = explain_task_similarity if plan else task_similarity
+    return compare(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
 
 
 @command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html", heading="Filter atoms")

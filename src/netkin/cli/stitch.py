@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -134,8 +134,7 @@ def stitch(
     layers = _layers(options.pop("layers"), list(named))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
     if plan:
-        _print_plan(named, outputs.json, **asked, **options)
-        return
+        _print_plan(named, outputs, **asked, **options)
     asked |= {"save": outputs.save, "overwrite": outputs.overwrite}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
@@ -171,7 +170,7 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
+def _print_plan(models: dict[str, str], outputs: OutputFiles, **options: Any) -> NoReturn:
     """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
     from netkin.applications.stitching import explain_stitch
 
@@ -181,9 +180,7 @@ def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
-    click.echo(as_json(facts) if json else str(plan))
-    if not plan.joined:
-        raise click.exceptions.Exit(REFUSED)
+    outputs.show_plan(plan, not plan.joined, facts)
 
 
 def _stitch(models: dict[str, str], **options: Any) -> Comparison | Comparisons:

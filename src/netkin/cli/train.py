@@ -16,6 +16,7 @@ from netkin.cli.options import (
     JSON,
     KNOWN,
     OVERWRITE,
+    PLAN,
     RESUMED,
     Command,
     command,
@@ -72,24 +73,25 @@ def recipe_options(command: Command) -> Command:
               help="Seed of initial weights, order of the examples, augmentation, dropout and masks.")  # fmt: skip
 @click.option("-o", "--out", "save", type=FILE, metavar="FILE",
               help=f"Write the weights to this file, such as digits.pt or digits.safetensors; {RESUMED}.")  # fmt: skip
+@PLAN
 @OVERWRITE
 @JSON
-def train(model: str, **options: Any) -> None:
+def train(model: str, plan: bool, **options: Any) -> None:
     """Train MODEL on labelled examples, and write its weights; other commands read them as MODEL@FILE.
 
     The same command gives the same weights, bit for bit on a CPU.
     """
     outputs = OutputFiles.of(options, is_job=True)
     with with_resume_hint(outputs.save):
-        lines, facts = _train(model, outputs, **options)
+        lines, facts = _train(model, outputs, plan, **options)
     outputs.tell_saved(outputs.save)
     outputs.show(lambda: as_json(facts) if outputs.json else "\n".join(lines))
 
 
 def _train(
-    spec: str, outputs: OutputFiles, data: str, test: str | None, freeze: str | None, cka_sr: float | None,
-    sparsity: float | None, method: str, checkpoints: Path | None, every: int | None, device: str | None, seed: int,
-    **settings: Any,
+    spec: str, outputs: OutputFiles, plan: bool, data: str, test: str | None, freeze: str | None,
+    cka_sr: float | None, sparsity: float | None, method: str, checkpoints: Path | None, every: int | None,
+    device: str | None, seed: int, **settings: Any,
 ) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """Load what was named, train, and return what is printed, as lines and for JSON."""
     from netkin.applications.sparsity import sparsify
@@ -111,6 +113,8 @@ def _train(
     tested = None if test is None else labelled_arrays(load_data(test, 10_000, models=[spec]), "`test`")
     lines = [f"{spec} on {data}, {len(arrays[1]):,} examples: {recipe.words}"]
     facts: dict[str, Any] = {"model": spec, "data": data, "recipe": recipe.words, "seed": seed}
+    if plan:
+        outputs.show_plan(fit.explain(network, arrays, recipe, test=tested, seed=seed))
     if sparsity is not None:
         masks = sparsify(network, sparsity, method=method, data=arrays, seed=seed)
         lines.append(f"sparsity {masks.sparsity:.4g} by {method}: {masks.left:,} of {masks.weights:,} weights are left")

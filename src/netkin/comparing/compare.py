@@ -167,8 +167,16 @@ def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
 
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
-    call = Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
-    return call.compare(measures_of(spec.measures))[0]
+    return _call_of_sides(a, b, data, spec).compare(measures_of(spec.measures))[0]
+
+
+def explain_sides(a: Side, b: Side, data: Any, spec: Spec) -> Plan:
+    """Return what `compare_sides` would do with the same arguments, and what that costs."""
+    return _call_of_sides(a, b, data, spec).explained(measures_of(spec.measures))
+
+
+def _call_of_sides(a: Side, b: Side, data: Any, spec: Spec) -> Call:
+    return Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------

@@ -20,14 +20,22 @@ from netkin.identity import COMPARE, described_call
 from netkin.jobs import Job, refuse_output
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
+from netkin.representations.inputs import (
+    batch_length,
+    device_of,
+    dtype_of,
+    examples_in,
+    inputs_of,
+    labels_of,
+    outputs_of,
+)
 from netkin.representations.layers import refuse_lazy, unwrapped
 from netkin.settings import evaluating, load_random_state, model_lock, random_state, random_states_kept, seed_all
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
 from netkin.sources.weights import save_weights
-from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
+from netkin.training.example_order import TEST_BATCH, arrays_in, course_of, course_to_train, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of, set_rates
 from netkin.training.saving import (
     KIND,
@@ -38,11 +46,13 @@ from netkin.training.saving import (
     load_model_state,
     model_state,
 )
+from netkin.training.work_plan import Planning, Work, WorkPlan, memory_of_training, planned, training_work
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[Any, int], Tensor]  # what is minimised, of a batch and the step
 
 
+@planned
 def train(
     model: nn.Module,
     data: Any,
@@ -57,7 +67,7 @@ def train(
     overwrite: bool = False,
     progress: ProgressOption = None,
     **settings: Any,
-) -> list[Record]:
+) -> Planning[list[Record]]:
     """Train `model` where it lies, and return a record of each epoch: loss, seconds, and what a test gave.
 
     The same model, data, recipe and seed give the same weights, bit for bit on a CPU. The model's training flags and
@@ -91,6 +101,7 @@ def train(
     refuse_untrainable(model)
     _refuse_settings(chosen, loss, save, every)
     refuse_output(save, overwrite=overwrite)
+    yield lambda: _plan(model, data, chosen, test, seed)
     with model_lock(), evaluating(model), random_states_kept(model, data=[data, test]), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
         course, made_hooks = course_to_train(data, chosen, seed), as_hooks(hooks)
@@ -113,6 +124,21 @@ def train(
                     save_weights(model, save, overwrite=True)
     model.zero_grad(set_to_none=True)
     return history
+
+
+explain_train = train.explain
+
+
+def _plan(model: nn.Module, data: Any, recipe: Recipe, test: Any, seed: int) -> WorkPlan:
+    with random_states_kept(model, data=[data, test]):
+        course = course_to_train(data, recipe, seed)
+        work = [training_work("training", course, recipe)]
+        if test is not None:
+            given, steps = arrays_in(test), work[0].steps
+            count = examples_in(test) if given is None else batch_length(given)
+            epochs = recipe.epochs or (steps and course.per_epoch and -(-steps // course.per_epoch))
+            work.append(Work("testing after each epoch", None if count is None or not epochs else epochs * count))
+    return WorkPlan(tuple(work), memory_of_training(model, recipe))
 
 
 @torch.no_grad()

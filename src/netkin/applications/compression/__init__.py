@@ -40,7 +40,7 @@ from netkin.errors import ForwardError, InvalidValue, NetkinError, UnknownName, 
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import feed, labels_of, reported_batches
+from netkin.representations.inputs import examples_in, feed, labels_of, length_if_known, reported_batches
 from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
@@ -49,8 +49,9 @@ from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
 from netkin.training.loop import class_numbers, count_right
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
-__all__ = ["CompressedLayer", "Compression", "compress", "load_compressed", "save_compressed"]
+__all__ = ["CompressedLayer", "Compression", "compress", "explain_compress", "load_compressed", "save_compressed"]
 
 ORDERS = ("at_once", "from_the_top")
 K = int | float | Mapping[str, int | float] | None
@@ -169,9 +170,12 @@ class Compressing(Experiment):
 OPTIONS = declarations(Compressing)
 
 
+@planned
 @by_name(models="model", data="data test")
 @takes_options(without="seed device save overwrite partial", declared=OPTIONS)
-def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any) -> nn.Module:
+def compress(
+    model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any
+) -> Planning[nn.Module]:
     """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
 
     The directions are those of SVCCA: of the layer's input against the model's logits, or against the same layer's
@@ -208,6 +212,7 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
     request = Compressing(models={name or type(unwrapped(model)).__name__: model}, data=data, **options)
     refuse_lazy(unwrapped(model))
     other = _other(request.against)
+    yield lambda: _plan(request, model, layers, other)
     with request.lending(model):
         fitting, left_out = _layers(request, model, layers, other)
         _refuse_without_labels(request)
@@ -225,6 +230,36 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
             rows.append(_compressed(request, net, layer, seen, floor, rows[-1].accuracy if rows else start))
         net.compression = _record(request, model, net, rows, seen, start, other, left_out)  # type: ignore[assignment]
     return net
+
+
+explain_compress = compress.explain
+
+
+def _plan(request: Compressing, model: nn.Module, spec: Spec, other: nn.Module | None) -> WorkPlan:
+    with request.lending(model):
+        layers, left_out = _layers(request, model, spec, other)
+        _refuse_without_labels(request)
+        is_tested = has_labels(request.data if request.test is None else request.test)
+        length = length_if_known(next(batches_of(request.data))) or 0
+    count, times = examples_in(request.data, request.examples), len(layers)
+    if request.accuracy_drop is not None:  # of which each layer has as many as the search for k may take
+        times += sum(most.bit_length() + 1 for most in map(most_that_saves, layers.values()))
+    limit = "at most " if request.accuracy_drop is not None else ""
+    by_turns, wide = request.order == "from_the_top", [8 * 4 * width_of(layer) ** 2 for layer in layers.values()]
+    passes = (len(layers) if by_turns else 1) * (1 if other is None else 2)
+    work = [Work("reading the inputs of the layers", count and passes * count)]
+    if is_tested:
+        tested = count if request.test is None else examples_in(request.test)
+        work.append(Work(f"measuring accuracy {limit}{plural(1 + times, 'time')}", tested and (1 + times) * tested))
+    work.append(Work(f"trying {limit}{plural(times, 'smaller layer')} on a batch", (times + by_turns) * length))
+    memory = {"moments": max(wide) if by_turns else sum(wide), "the copy that is compressed": _bytes_of(model)}
+    notes = [f"{plural(len(layers), 'layer')} compressed, {request.order.replace('_', ' ')}"]
+    notes += [f"left out: {_in_words(left_out)}"] if left_out else []
+    return WorkPlan(tuple(work), memory, tuple(notes))
+
+
+def _bytes_of(model: nn.Module) -> int:
+    return sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
 
 
 def _other(against: str | nn.Module) -> nn.Module | None:

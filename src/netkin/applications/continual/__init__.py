@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from netkin.representations.filters import atom_layers
 from netkin.representations.layer_weights import copied
 from netkin.representations.layers import refuse_uncopyable, unwrapped
 from netkin.results.caveats import Caveat
+from netkin.results.labels import plural
 from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import model_lock, random_states_kept
 from netkin.sources.architectures import seeded
@@ -39,8 +40,18 @@ from netkin.training.class_splits import Task, refuse_tasks, split_tasks
 from netkin.training.heads import before_head, ensemble_accuracy, probabilities
 from netkin.training.recipe import recipe_of
 from netkin.training.saving import pack_state, unpack_state
+from netkin.training.work_plan import Planning, Work, WorkPlan, memory_of_training, planned
 
-__all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
+__all__ = [
+    "LearntTasks",
+    "Task",
+    "TaskAccuracies",
+    "TaskEnsembles",
+    "ensemble_tasks",
+    "explain_learn_tasks",
+    "learn_tasks",
+    "split_tasks",
+]
 
 Model = nn.Module | str | Callable[[], nn.Module]
 CHOICES = ("most similar", "least similar", "random")
@@ -70,6 +81,7 @@ class LearntTasks:
         return str(self.record)
 
 
+@planned
 @takes_options("test examples transform forward seed partial", DECLARED)
 def learn_tasks(
     model: Model,
@@ -81,7 +93,7 @@ def learn_tasks(
     head: str | None = None,
     options: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> LearntTasks:
+) -> Planning[LearntTasks]:
     """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
 
     The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
@@ -106,6 +118,7 @@ def learn_tasks(
     refuse_options(method, own)
     networks = {seed: _built(model, seed).to(experiment.device) for seed in _seeds(seeds)}
     learners = {seed: LEARNERS[method](network, head, found, seed, **own) for seed, network in networks.items()}
+    yield lambda: _plan(learners, chosen)
     identity = _identity(learners, found, method, chosen, own)
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(networks))
     total, rows = len(networks) * len(found), []
@@ -118,6 +131,30 @@ def learn_tasks(
         record = _record(learners, rows, found, chosen, {"call": call} | identity)
         job.save(lambda: record)
     return LearntTasks(record, found, learners)
+
+
+explain_learn_tasks = learn_tasks.explain
+
+
+def _plan(learners: Mapping[int, Learner], recipe: Recipe) -> WorkPlan:
+    (first, *_), count, work = learners.values(), len(learners), dict[str, list[Work]]()
+    learning = [position for position in range(len(first.tasks)) if first.learns(position)]
+    for position in learning:
+        for part in first.work(position, recipe):
+            work.setdefault(part.what, []).append(part)
+    tested = (1 + len(learning)) * sum(len(task.test[1]) for task in first.tasks)
+    kept = sum(tensor.nbytes for state in (first.shared, *first.own) for tensor in state.values())
+    seeds = f"for each of {count} seeds " if count > 1 else ""
+    return WorkPlan(
+        (*(_together(parts, count) for parts in work.values()), Work("testing all tasks", count * tested)),
+        {"weights of all tasks": count * kept, **memory_of_training(first.model, recipe)},
+        (f"{seeds}{plural(len(first.tasks), 'task')}, tested before the first and after each",),
+    )
+
+
+def _together(parts: Sequence[Work], times: int) -> Work:
+    examples, steps = (sum(getattr(part, name) for part in parts) for name in ("examples", "steps"))
+    return replace(parts[0], examples=times * examples, steps=times * steps)
 
 
 def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tuple[int, int]) -> np.ndarray:

@@ -25,7 +25,8 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.class_splits import Task
-from netkin.training.example_order import placed
+from netkin.training.example_order import Arrays, placed
+from netkin.training.work_plan import Work, training_work
 
 CHUNK = 16  # examples whose gradients are taken at once
 
@@ -118,6 +119,10 @@ class Learner:
 
     def finish(self, task: int) -> None:
         """Store what later tasks need of this one."""
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return what learning a task would take."""
+        return [training_work("training", Arrays(self.tasks[task].train, recipe, 0), recipe)]
 
     def learn(self, task: int, recipe: Recipe) -> None:
         """Learn one task, after those before it."""
@@ -248,6 +253,11 @@ class JointLearner(Learner):
         """Return all weights."""
         return [name for name, _ in self.model.named_parameters()]
 
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training on all tasks at once."""
+        data = in_a_row([one.train for one in self.tasks], self.classes)
+        return [training_work("training", Arrays(data, recipe, 0), recipe)]
+
     def _train(self, task: int, recipe: Recipe, seed: int) -> None:
         self.heads.active = None
         data = in_a_row([one.train for one in self.tasks], self.classes)
@@ -263,6 +273,13 @@ class ElasticLearner(Learner):
 
     name = "ewc"
     options: ClassVar[Mapping[str, Any]] = {"strength": 1.0, "examples": 200}
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training, and the gradients of each class that the Fisher information takes."""
+        own, count = super().work(task, recipe), min(self.settings["examples"], len(self.tasks[task].train[1]))
+        if task == len(self.tasks) - 1:
+            return own
+        return [*own, Work("Fisher information", count, backward=max(self.classes))]
 
     def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return the penalty for all earlier tasks."""
@@ -286,6 +303,11 @@ class ReplayLearner(Learner):
 
     name = "replay"
     options: ClassVar[Mapping[str, Any]] = {"examples": 50}
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training; each batch of a later task is joined by as many examples that were kept."""
+        own = super().work(task, recipe)
+        return [*own, Work("examples that were kept", own[0].examples, backward=1)] if task else own
 
     def trained(self, task: int) -> Sequence[str]:
         """Return the body and the heads of all tasks that have come."""

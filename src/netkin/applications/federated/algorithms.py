@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.local_training import LocalTraining
+from netkin.applications.federated.local_training import CountedTraining, LocalTraining
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_listed
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
@@ -227,7 +227,7 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
 class RoundWork:
     """The training of one round's clients; `failed` holds the reasons where there is no result."""
 
-    training: LocalTraining
+    training: LocalTraining | CountedTraining
     plan: FederatedPlan
     base: StateDict
     clients: Sequence[tuple[str, LabelledData]]

@@ -24,10 +24,11 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
 from netkin.training.class_splits import as_examples
-from netkin.training.example_order import placed
+from netkin.training.example_order import Arrays, placed
 from netkin.training.loop import default_loss
 from netkin.training.many import Trainings, UnfitMethod
 from netkin.training.recipe import recipe_of
+from netkin.training.work_plan import Work, training_work
 
 Client = tuple[StateDict, LabelledData, int]  # the weights it begins with, its examples, its seed
 Trained = tuple[StateDict, bool, float]  # weights, whether they are finite, and the last loss
@@ -146,6 +147,23 @@ class LocalTraining:
             for state in states
         ]
         return list(zip(states, finite, (history[-1]["loss"] for history in histories), strict=True))
+
+
+class CountedTraining:
+    """Stands for `LocalTraining` where a plan is made: it trains nothing, and notes what the training would be."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.work = recipe, list[Work]()
+
+    def train(
+        self, starts: Sequence[StateDict], data: Sequence[LabelledData], seeds: Sequence[int], only: Sequence[str],
+        *, epochs: int | None = None, **options: Any,
+    ) -> list[tuple[StateDict, float] | str]:  # fmt: skip
+        """Note the training of each client, and return the weights with which it begins."""
+        recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
+        if only:
+            self.work += [training_work("training", Arrays(own, recipe, 0), recipe) for own in data]
+        return [(start, float("nan")) for start in starts]
 
 
 @dataclass(frozen=True, eq=False)
