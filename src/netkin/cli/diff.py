@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from netkin.cli.options import DEVICE, EXAMPLES, NAMES, PLAN, TRANSFORM, command, result_options
+from netkin.cli.options import DATA, DEVICE, EXAMPLES, NAMES, PLAN, SAMPLE_SEED, TRANSFORM, command, result_options
 from netkin.cli.outputs import OutputFiles
 from netkin.cli.running import (
     functions_of,
@@ -63,7 +63,7 @@ class Condition(click.ParamType):
 )
 @click.argument("a")
 @click.argument("b")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the models on; see `netkin list data`.")
+@DATA
 @click.option(
     "--match",
     multiple=True,
@@ -82,7 +82,7 @@ class Condition(click.ParamType):
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, metavar="N",
               help="Batch size; modules are compared on the first batch.")  # fmt: skip
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @NAMES
 @TRANSFORM
 @PLAN

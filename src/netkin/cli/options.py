@@ -52,8 +52,8 @@ def example(line: str) -> str:
 
 
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
-    "Training": "recipe head pretrain_epochs head_epochs finetune",
-    "Data": "data test test_examples public examples balanced batch_size part start transforms",
+    "Training": "recipe head how pretrain_epochs head_epochs finetune",
+    "Data": "data test test_examples validation public examples balanced batch_size part start transforms",
     "What is compared": "score measures layers layer pairs shape tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
@@ -198,6 +198,9 @@ TRANSFORM, TRANSFORMS = (
     )
 )
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress.")
+SAMPLE_SEED = click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples."
+)
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -376,6 +379,9 @@ def _data(required: bool = True) -> Option:
     return click.option(
         "--data", required=required, metavar="DATA", help="Examples to run the models on; see `netkin list data`."
     )
+
+
+DATA = _data()
 
 
 def _measures(

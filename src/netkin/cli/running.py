@@ -126,11 +126,11 @@ def read_from_weights(measures: Sequence[str]) -> bool:
     return weights_alone(measures_of(list(measures)))
 
 
-def load_models(specs: Sequence[str]) -> list[nn.Module]:
-    """Return the models that `specs` name; those without weights have other random ones each."""
+def load_models(specs: Sequence[str], *, same_weights: bool = False) -> list[nn.Module]:
+    """Return the models that `specs` name; random weights are other ones each, or the same for one name."""
     from netkin.sources import load_model
 
-    return [remember(load_model(spec, seed=place)) for place, spec in enumerate(specs)]
+    return [remember(load_model(spec, seed=0 if same_weights else place)) for place, spec in enumerate(specs)]
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:

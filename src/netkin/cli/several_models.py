@@ -123,7 +123,7 @@ def tasks(tasks: tuple[str, ...], plan: bool, **options: Any) -> None:
     Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
     (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
     sketches that `netkin collect` wrote for one model. With --score, such as task2vec, each pair of tasks gets one
-    number.
+    number; with task2vec, tasks that name the same model have the same weights, also if these are random.
     """
     _refuse_unused(options["score"] or "")
     given = dict(map(_parse_task, tasks))
@@ -173,12 +173,13 @@ def _parse_task(task: str) -> tuple[str, list[str]]:
 
 
 def _load_tasks(
-    given: dict[str, list[str]], device: str | None, examples: int | None, batch_size: int, seed: int, balanced: bool
-) -> dict[str, Any]:
+    given: dict[str, list[str]], device: str | None, examples: int | None, batch_size: int, seed: int, balanced: bool,
+    same_weights: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Return each task as a model with its data, or as the statistics in its file."""
     require_device(device)
     specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
-    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
+    models = dict(zip(specs, load_models(list(specs.values()), same_weights=same_weights), strict=True))
     tasks: dict[str, Any] = {}
     for name, parts in given.items():
         if name in models:
@@ -209,7 +210,8 @@ def _score_tasks(
     from netkin.applications.transfer import explain_task_similarity, task_similarity
 
     how = {name: options[name] for name in ("device", "examples", "exact_model")}
-    tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced)
+    of_one_network = score.startswith("task2vec") and not independent
+    tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced, of_one_network)
     if score.startswith("task2vec"):
         how |= {"samples": samples, "seed": seed}
     compare = explain_task_similarity if plan else task_similarity
@@ -225,6 +227,7 @@ def _score_tasks(
 @declared("block", "Needs --atoms.", of="share_coefficients", type=COUNT, metavar="N")
 @click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True,
               help="Measure between the atoms.")  # fmt: skip
+@declared("gauge", of="atom_similarity", type=click.Choice(["stored", "orthonormal"]))
 @click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
 @NAMES
@@ -249,7 +252,7 @@ def atoms(models: tuple[str, ...], names: tuple[str, ...], top: int | None, **op
         return
     from netkin.applications.subspaces import atom_similarity
 
-    found = atom_similarity(networks, options["measure"], by_layer=options["by_layer"])
+    found = atom_similarity(networks, options["measure"], gauge=options["gauge"], by_layer=options["by_layer"])
     outputs.deliver(found, found.save)
 
 

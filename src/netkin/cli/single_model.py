@@ -12,12 +12,14 @@ import click
 
 from netkin.cli.options import (
     BALANCED,
+    DATA,
     DEVICE,
     EXAMPLES,
     LAYERS,
     MEMORY,
     NAMES,
     PLAN,
+    SAMPLE_SEED,
     SEED,
     SHAPE,
     TRANSFORM,
@@ -74,10 +76,11 @@ class Amount(click.ParamType):
 @declared("test", of="compress", metavar="DATA")
 @declared("against", of="compress", metavar="MODEL")
 @declared("order", of="compress", type=click.Choice(["at_once", "from_the_top"]))
+@declared("cut", of="compress", type=float, metavar="SHARE")
 @declared("projection", of="compress", type=click.Choice(["least_squares", "orthogonal"]))
 @EXAMPLES
 @BALANCED
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @TRANSFORM
 @PLAN
 @result_options("small", "the compressed network", "shares kept and accuracy")
@@ -150,12 +153,21 @@ def _compress(model: str, plan: bool, layers: tuple[str, ...], data: str, test: 
     metavar="PATTERN",
     help="Layers to analyse, by name, glob or type; by default all. Can be repeated.",
 )
+@click.option(
+    "--sparsity",
+    "sparsities",
+    type=float,
+    multiple=True,
+    metavar="SHARE",
+    help="Share of the smallest weights to prune before accuracy is measured; by default 13 shares from 0 to 0.99. Can "
+    "be repeated.",
+)
 @declared("costs", of="sparsity_study")
 @SHAPE
 @EXAMPLES
 @BALANCED
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @NAMES
 @PLAN
 @result_options("sparsity", "the study", "weights, similarity and accuracy")
@@ -184,7 +196,7 @@ def _study(
     models = load_models(specs)
     tell_random_weights(models)
     batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
-    lists = ("epsilons", "relative", "layers")
+    lists = ("epsilons", "relative", "sparsities", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
     study = explain_sparsity_study if plan else sparsity_study
     return study(dict(zip(named, models, strict=True)), batches, device=device, **given)
@@ -192,7 +204,7 @@ def _study(
 
 @command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
+@DATA
 @click.option(
     "--class",
     "classes",
@@ -222,6 +234,7 @@ def _study(
 @MEMORY
 @DEVICE
 @SEED
+@TRANSFORM
 @PLAN
 @result_options("classes")
 def classes(model: str, plan: bool, **options: Any) -> None:
@@ -248,6 +261,7 @@ def _class_sensitivity(
     measures: tuple[str, ...],
     layers: tuple[str, ...],
     balanced: bool,
+    transforms: tuple[str, ...],
     **options: Any,
 ) -> Any:
     """Load what was named and call the library."""
@@ -261,5 +275,6 @@ def _class_sensitivity(
     own = known or names_in(batches)
     wanted = [int(one) if one.isdecimal() and one not in own else one for one in classes] or None
     return (explain_class_sensitivity if plan else class_sensitivity)(
-        models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
-    )
+        models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name,
+        transform=functions_of(transforms, 1), **options,
+    )  # fmt: skip

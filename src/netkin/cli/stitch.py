@@ -25,6 +25,7 @@ from netkin.cli.options import (
     command,
     declared,
     result_options,
+    shape_option,
 )
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
@@ -92,6 +93,9 @@ MOST = 6  # warnings shown
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
+@declared("validation", of="stitch_all", metavar="DATA")
+@declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", of="stitch_all", multiple=True, callback=shape_option,
+          metavar="NAME")  # fmt: skip
 @declared("resize", of="stitch_all", type=click.Choice(["average", "bilinear", "nearest"]))
 @EXAMPLES
 @declared("test_examples", "They are sampled from all of --test.", of="stitch_all", type=COUNT, metavar="N")
@@ -201,7 +205,7 @@ def _stitch(models: dict[str, str], **options: Any) -> Comparison | Comparisons:
 
 
 def _load(
-    specs: list[str], data: str, test: str | None, batch_size: int, **options: Any
+    specs: list[str], data: str, test: str | None, validation: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     require_device(options["device"])
@@ -218,6 +222,8 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    if validation:
+        options["validation"] = load_batches(validation, batch_size, None, seed, models=specs)
     several = {name: list(options.pop(name)) for name in ("methods", "measures", "scores")}
     return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
 

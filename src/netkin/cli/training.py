@@ -295,6 +295,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @declared("client_fraction", of="federate", type=float, metavar="SHARE")
 @RECIPE
 @declared("head", of="federate", metavar="LAYER")
+@declared("how", of="federate", type=click.Choice(["auto", "stacked", "one by one"]))
 @declared("prox", of="federate", type=float, metavar="X")
 @declared("head_epochs", of="federate", type=COUNT, metavar="N")
 @declared("public", of="federate", metavar="DATA")

@@ -178,6 +178,11 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
             refuse_characters(arguments.get(name), fed)
 
 
+def loaded_by_name(models: Any, *, same_weights: bool = False) -> Any:
+    """Return models in the places of their names; random weights are other ones each, or the same for one name."""
+    return _loaded(models, itertools.repeat(0) if same_weights else itertools.count())
+
+
 def _loaded(models: Any, seeds: Iterator[int]) -> Any:
     """Return models in the places of their names, alone, in a list, or in a mapping."""
     from netkin.sources import load_data, load_model

@@ -31,7 +31,7 @@ from netkin.representations.inputs import batch_length, batches_of, examples_in,
 from netkin.results import Comparison, Values
 from netkin.results.quantity import Quantity
 from netkin.settings import loaders_kept
-from netkin.sources.names import by_name
+from netkin.sources.names import loaded_by_name
 from netkin.sources.weights import random_weights
 from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
@@ -88,7 +88,6 @@ SCORES = {
 
 @with_call
 @planned
-@by_name(models="tasks")
 def task_similarity(
     tasks: Mapping[str, Any],
     score: str = "task2vec",
@@ -100,7 +99,8 @@ def task_similarity(
     """Return how similar tasks are by one number for each pair, with the tasks in rows and columns.
 
     Each model runs once over its own data. Task2Vec compares data sets by one reference network, with a head fitted to
-    each; the Fisher–Rao distance compares any networks.
+    each: tasks that name the same model have the same weights, also where these are random. The Fisher–Rao distance
+    compares any networks, and with it, or with `independent`, each random model has weights of its own.
 
     Args:
         tasks: from names to (model, data).
@@ -121,6 +121,7 @@ def task_similarity(
     if not isinstance(tasks, Mapping) or len(tasks) < 2:
         sentence = "`tasks` is a mapping from names to (model, data), with two tasks at least."
         raise InvalidValue(sentence, argument="tasks")
+    tasks = loaded_by_name(tasks, same_weights=SCORES[score].read is task2vec and not independent)
     yield lambda: _plan(tasks, SCORES[score], options)
     chosen, networks, read = SCORES[score], list[Any](), dict[str, Any]()
     provenance, seen, names = {"call": command()}, list[_DigestedData](), tuple(tasks)
