@@ -24,9 +24,10 @@ from netkin.cli.running import named_models
 from netkin.errors import ShapeError
 from netkin.jobs import Job
 from netkin.sources.architectures import architecture, seeded
+from quickly import slow_but
 
 COMMANDS = commands()
-SLOW = ("demo", "federate", "continual", "sparsity", "tasks")  # which have quick tests of their own
+SLOW = ("demo", "federate", "continual", "sparsity", "tasks", "train")  # which have quick tests of their own
 
 
 def example_of(command):
@@ -152,7 +153,10 @@ def run_in_shell(line):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize(
-    "line", ["netkin --help", "netkin compare --help", "netkin --version", "netkin completion bash"]
+    "line",
+    slow_but(
+        ["netkin --help", "netkin compare --help", "netkin --version", "netkin completion bash"], "netkin --version"
+    ),
 )
 def test_a_full_disk_under_the_output_is_told_in_one_sentence(line):
     result = run_in_shell(f"{line} > /dev/full")

@@ -47,8 +47,8 @@ def test_a_refusal_names_the_option(netkin, line):
     ("line", "code", "words"),
     [
         ("report a.netkin --out nodir/x.html", 2, "the folder 'nodir' does not exist"),
-        ("completion bash --title x", 2, "No such option"),
-        ("show gone.netkin", 1, "cannot read 'gone.netkin'"),
+        pytest.param("completion bash --title x", 2, "No such option", marks=pytest.mark.slow),
+        pytest.param("show gone.netkin", 1, "cannot read 'gone.netkin'", marks=pytest.mark.slow),
     ],
 )
 def test_a_simple_misuse_is_refused_without_torch(tmp_path, line, code, words):

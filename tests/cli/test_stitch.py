@@ -137,6 +137,7 @@ def test_the_map_of_one_stitch_is_written(netkin):
     assert f"{found.relative_accuracy:.2f}" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_map_is_written_over_nothing_unless_that_is_allowed(netkin, tmp_path):
     netkin(f"{AB} --at relu3 --out sweep.netkin --map map.netkin")
     for name in ("sweep", "map"):
@@ -161,6 +162,7 @@ def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
     assert not (tmp_path / "map.netkin").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypatch):
     def broken(*given):
         raise BrokenPipeError
@@ -286,6 +288,7 @@ def test_test_data_that_are_the_fitting_data_are_told(netkin):
     assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
 
 
+@pytest.mark.slow
 def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netkin):
     line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test digits:train {}")
     some = " ".join(netkin(line.format("--examples 300")).stdout.split())

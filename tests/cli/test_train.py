@@ -36,6 +36,7 @@ def test_a_model_is_trained_as_by_the_library_and_read_by_other_commands(netkin)
     assert netkin("compare netkin:digits@digits.pt --data digits:test --layers fc").exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_another_one_is_refused(netkin):
     first = facts(netkin(f"{LINE} --out digits.safetensors --json"))
     assert nk.jobs.read("digits.safetensors").condition == "done"
@@ -66,6 +67,7 @@ def test_an_interrupted_training_says_how_it_resumes_and_ends_as_if_it_had_not_s
     assert len(list(Path("run").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_checkpoints_are_a_run_that_dynamics_reads(netkin):
     assert netkin(f"{LINE} --checkpoints run").exit_code == 0
     assert sorted(path.name for path in Path("run").iterdir()) == ["step_0.pt", "step_12.pt", "step_24.pt"]

@@ -142,6 +142,17 @@ def test_task2vec_of_networks_with_other_weights_is_taken_on_request(netkin):
     assert nk.load("t.netkin")["few", "other"] > nk.load("t.netkin")["few", "many"] > 0
 
 
+def test_task2vec_takes_random_models_of_one_name_for_one_network(netkin):
+    line = (
+        "tasks few=netkin:digits,digits:test many=netkin:digits,digits:train --examples 40 --samples 1 --out t.netkin"
+    )
+    done(netkin(f"{line} --score task2vec"))
+    found, model = nk.load("t.netkin"), nk.load_model("netkin:digits", seed=0)
+    data = [sample(nk.load_data(f"digits:{part}"), 40) for part in ("test", "train")]
+    a, b = (nk.task2vec(model, one, samples=1, progress=False) for one in data)
+    assert found["few", "many"] == nk.task2vec_distance(a, b) > 0
+
+
 @pytest.mark.parametrize(
     ("rest", "said"),
     [

@@ -344,6 +344,7 @@ DENSE, STEEP = np.arange(1, 33) ** -0.5, 2.0 ** -np.arange(10)
 CUTS = ["svcca_k(k=20)", "svcca(variance=0.9)", "svcca_by_sum(variance=0.9)"]
 
 
+@pytest.mark.slow
 def test_a_direction_at_the_cut_that_a_near_one_may_replace_leaves_no_error():
     """Eigenvalues 2.5 % apart, which 5,000 examples tell to 2 %: intervals hold the mean of all draws in 2 of 3."""
     X, Y = turned(np.random.default_rng(0), DENSE, 5000, 10)
@@ -393,11 +394,10 @@ def test_an_error_that_one_chunk_makes_is_left_out(worlds):
 
 def test_jumps_of_the_cut_make_no_error():
     """A few replicates cut another direction off: the jackknife gave 0.01 and 0.06 where values spread by 0.003."""
-    for seed in (2, 7):
-        X, Y = turned(np.random.default_rng(seed), np.arange(1, 17) ** -0.5, 1000, 30)
-        table = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
-        assert np.diag(table.values).std() < 0.003
-        assert all((case, case) in table.error_reasons for case in X)
+    X, Y = turned(np.random.default_rng(2), np.arange(1, 17) ** -0.5, 1000, 30)
+    table = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
+    assert np.diag(table.values).std() < 0.003
+    assert all((case, case) in table.error_reasons for case in X)
 
 
 def test_a_margin_to_a_value_without_an_error_has_none():

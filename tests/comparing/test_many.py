@@ -19,6 +19,7 @@ from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
 from netkin.measures.registry import find
+from quickly import slow_but
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
 
@@ -78,7 +79,7 @@ def assert_same(many, other, atol=1e-7):
             np.testing.assert_allclose(mine.replicates, table.replicates, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("pairs", ["all", "corresponding"])
+@pytest.mark.parametrize("pairs", slow_but(["all", "corresponding"], "corresponding"))
 def test_several_passes_give_the_numbers_of_one(nets, inputs, pairs):
     nets, options = dict(list(nets.items())[:6]), {"pairs": pairs, "errors": True, "chunks": 2, "progress": False}
     whole = nk.compare_many(nets, inputs, MEASURES, **options)
@@ -172,6 +173,7 @@ def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
     assert len(fewer.way.blocks) > 1
 
 
+@pytest.mark.slow
 def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, monkeypatch):
     models = {}
     for seed in range(6):
@@ -251,7 +253,7 @@ class Stopped(Counted):
         return super().forward(inputs)
 
 
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("passes", slow_but([1, 3], 3))
 def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     torch.manual_seed(0)
     nets, data = {str(place): Stopped().eval() for place in range(3)}, list(inputs.repeat(20, 1).split(150))
@@ -310,6 +312,7 @@ def test_sums_of_another_number_of_shares_are_not_continued(nets, inputs):
     np.testing.assert_allclose(found["cka"].values, whole["cka"].values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_that_need_a_sample_join_a_job_that_needed_none(more_nets, inputs, tmp_path):
     data, save = list(inputs.split(9)), tmp_path / "many.netkin"
     two = {name: more_nets[name] for name in ("net0", "net1")}
@@ -373,6 +376,7 @@ def test_both_calls_take_the_same_arguments():
     assert plan.return_annotation == ManyPlan.__name__
 
 
+@pytest.mark.slow
 def test_a_small_limit_and_a_sample_are_planned_as_they_are_done(inputs):
     torch.manual_seed(0)
     nets = {str(place): nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 5)) for place in range(12)}

@@ -97,6 +97,7 @@ def test_the_sample_does_not_depend_on_batches_parts_or_files(batch, tmp_path):
         assert merged[measure].exactness.startswith("a sample of 60 of 360 tokens")  # masks are seen in mappings alone
 
 
+@pytest.mark.slow
 def test_samples_scatter_about_the_exact_value():
     data = sequences(count=64, length=16)
     exact = compared(data)["cka_debiased"].values

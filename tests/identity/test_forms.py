@@ -137,6 +137,7 @@ def test_equal_models_have_equal_forms_however_they_are_wrapped_or_copied():
     assert form_of(torch.fx.symbolic_trace(model[0])) == form_of(torch.fx.symbolic_trace(model[0]))
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_form():
     code = "from tests.identity import test_forms as t; print(t.form_of(t.everything()).to_json())"
     found = {

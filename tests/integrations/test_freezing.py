@@ -244,6 +244,7 @@ def test_a_language_model_is_frozen_block_by_block(tmp_path, checkpointing):
     assert callback.freezing.members(layers[0]) == ["bert.embeddings", layers[0]]
 
 
+@pytest.mark.slow
 def test_several_processes_that_would_wait_are_refused():
     distributed = SimpleNamespace(value="distributed")
     for looks, static, checkpointing in [(False, None, False), (None, None, True), (True, True, False)]:

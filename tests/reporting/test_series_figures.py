@@ -105,6 +105,7 @@ def test_the_lines_alone_go_into_axes_of_ones_own(made):
         series.plot(ax=axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending, start", [(".png", b"\x89PNG"), (".svg", b"<?xml"), pytest.param(".pdf", b"%PDF", marks=pytest.mark.slow)]
 )
@@ -129,6 +130,7 @@ def test_what_cannot_be_drawn_is_refused(made):
         made.series(measures=()).plot()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(7,), (0, 5)])
 @pytest.mark.parametrize("rows", [("only",), ("a", "b")])
 def test_odd_sizes_are_drawn(made, steps, rows):

@@ -323,6 +323,7 @@ def test_the_verdict_about_settling_compares_with_the_walk(lab, monkeypatch, lea
     assert finding.controls[atom_dynamics.FIRST].value == pytest.approx(walk[0] / 10)
 
 
+@pytest.mark.slow
 def test_two_tasks_are_compared_layer_by_layer_with_one_task_twice(lab):
     (one,) = atom_dynamics.parted(lab, ["alexnet", 1])
     tables = {way: np.array(one[way]) for way in ("two tasks", "one task twice", "random walk", "a task and the start")}

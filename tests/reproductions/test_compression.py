@@ -19,6 +19,7 @@ def lab(tmp_path_factory, with_few_images):
         yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 600, 200)
 
 
+@pytest.mark.slow
 def test_the_top_of_a_network_is_the_network(lab):
     model = lab.trained("convnet", 0).model
     top = compression.Top.of(lab, model)

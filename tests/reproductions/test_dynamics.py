@@ -120,12 +120,14 @@ def test_batch_norms_are_those_before_which_a_layer_stands():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_batch_norm_is_nothing_to_cca():
     found = neighbours.batch_norm(Shelf())
     for network in bottom_up.NETWORKS:
         assert found.measured[f"{network}: by CCA without the SVD"].value == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_that_add_nothing_make_the_clearest_stripes(monkeypatch):
     trained = Shelf.trained
 

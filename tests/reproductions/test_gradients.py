@@ -113,6 +113,7 @@ def features_and_gradients(model, images, layer):
     return (one.detach().flatten(1).double().numpy() for one in (kept[0], gradient))
 
 
+@pytest.mark.slow
 def test_the_last_block_is_the_pooled_output(lab):
     model = retrained(lab, "trained/cifar10/0")
     inputs = nets.images(lab, "trained/cifar10/0").test_images[:8]

@@ -120,6 +120,7 @@ def found(lab, models):
     return pairs.tables(models, pairs.probes(lab))
 
 
+@pytest.mark.slow
 def test_all_similarities_are_those_of_the_library(lab, models, found):
     layers = list(nets.atoms_of(models[0]))
     options = {"layers": layers, "pairs": "corresponding", "progress": False}
@@ -201,6 +202,7 @@ def noisy_tables(seed, noise):
 ALIKE = dict.fromkeys(("atom_cosine", "grassmann", "cca_rms", "cka"), 0.01) | {"weight_cosine": 2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained, walks, wanted",
     [

@@ -108,6 +108,7 @@ def read(measures, pair):
     return found
 
 
+@pytest.mark.slow
 def test_prepared_pairs_have_the_values_of_pairs_read_alone(collector):
     measures = [find(name) for name in LINEAR + PARAMETERS]
     alone = []

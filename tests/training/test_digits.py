@@ -16,6 +16,7 @@ def test_an_untrained_network_does_not():
     assert accuracy(untrained_digits_net(seed=0), load_data("digits:test")) < 0.5
 
 
+@pytest.mark.slow
 def test_training_follows_from_its_seed_and_leaves_random_numbers_alone():
     before = torch.random.get_rng_state()
     first, again, other = (trained_digits_net(seed, epochs=1) for seed in (0, 0, 1))

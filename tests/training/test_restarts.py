@@ -19,6 +19,7 @@ from netkin.jobs import Cancelled, Job
 from netkin.sources.weights import load_weights
 from netkin.training import Hook, Recipe, train
 from netkin.training.saving import pack_state, unpack_state
+from quickly import slow_but
 
 
 def net(seed=0):
@@ -95,7 +96,7 @@ def uninterrupted(name):
     return everything(whole, history)
 
 
-@pytest.mark.parametrize("every", [None, 1, 3])
+@pytest.mark.parametrize("every", slow_but([None, 1, 3], 3))
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(tmp_path, name, every):
     recipe, held_out, expected = RECIPES[name], labelled(10, seed=3), uninterrupted(name)

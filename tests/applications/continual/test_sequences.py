@@ -14,6 +14,7 @@ from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileError, InvalidValue, UnknownName
 from processes import ended, started
+from quickly import slow_but
 from worlds import data_parallel
 
 METHODS = list(LEARNERS)
@@ -173,7 +174,7 @@ def test_a_loss_that_is_no_number_is_told_and_earlier_tasks_are_kept(tasks, tmp_
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_but([torch.float64, torch.bfloat16], torch.bfloat16))
 def test_networks_of_other_precisions_are_learnt(method, dtype, tasks, tmp_path):
     call = {"save": tmp_path / "run.netkin", **RECIPE | {"epochs": 1}}
     first, again = (learn_tasks(lambda: small_net().to(dtype), tasks[:2], method, **call) for _ in range(2))

@@ -17,6 +17,7 @@ from netkin.applications.federated import ALGORITHMS, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileError, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
+from quickly import slow_but
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -36,7 +37,7 @@ def test_clients_with_different_numbers_of_examples_are_stacked_too():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("share", slow_but([1.0, 0.4], 1.0))
 def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algorithm, share, monkeypatch):
     made = []
     count = local_training.Trainings.__init__

@@ -322,6 +322,7 @@ class WithLoss(nn.Module):
         return {"loss": cross_entropy(logits, labels), "logits": logits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masks", "spectral_norm"])
 def test_frozen_layers_stand_still_in_the_trainer(kind, tmp_path):
     model = WithLoss(computed(kind))

@@ -14,6 +14,7 @@ from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import InvalidValue, UnknownName
 from netkin.training import Recipe, train
 from processes import run_ranks
+from quickly import slow_but
 from sparsity_worlds import labelled
 
 
@@ -165,7 +166,7 @@ def test_an_optimizer_forgets_what_is_dropped_and_what_grows(optimizer):
 
 
 @pytest.mark.parametrize("method", ["rigl", "set"])
-@pytest.mark.parametrize("stop_after", [3, 4, 5, 6])
+@pytest.mark.parametrize("stop_after", slow_but([3, 4, 5, 6], 4))
 def test_training_that_stops_goes_on_bit_for_bit(tmp_path, method, stop_after):
     recipe = Recipe(steps=12, batch=16, rate=0.1, decay=0.01)
     whole, again = net(), net()

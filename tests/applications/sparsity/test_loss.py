@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import netkin as nk
 from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.sources.architectures import seeded, thin
+from quickly import slow_but
 from sparsity_worlds import ALL, batches, double_sum, hooks_on, listing, outputs, staged, term_of
 from transcriptions import TRANSCRIPTIONS
 
@@ -177,7 +178,7 @@ def test_a_loop_adds_two_lines_and_gets_the_gradients_of_both():
 # --- nk.train ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5])
+@pytest.mark.parametrize("stop", slow_but([3, 4, 5], 4))
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path, stop):
     data, options = batches(4, size=16), {"epochs": 3, "rate": 0.05, "seed": 3, "progress": False}
 

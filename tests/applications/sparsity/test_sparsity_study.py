@@ -29,6 +29,7 @@ from netkin.applications.sparsity.sparsity_study import (
 )
 from netkin.errors import FileError, InvalidValue
 from netkin.results.weight_sparsity import LinearCost
+from quickly import slow_but
 
 
 def net(seed=0):
@@ -290,7 +291,7 @@ def test_masks_that_leave_nothing_are_told():
         epsilon_sparsity(model, 0.1, of_left=True)
 
 
-@pytest.mark.parametrize("data", [None, "labelled"])
+@pytest.mark.parametrize("data", slow_but([None, "labelled"], "labelled"))
 def test_a_saved_study_comes_back_whole(data, tmp_path):
     sparse = net()
     put_masks(sparse, {name: torch.rand(layer.weight.shape) > 0.5 for name, layer in prunable_layers(sparse).items()})

@@ -110,6 +110,7 @@ def test_training_learns_the_share_and_which_patch_tells_the_class():
     assert (kept == 0).any(1).float().mean() > 0.6  # chance would keep a patch in one image of four
 
 
+@pytest.mark.slow
 def test_training_goes_on_bit_for_bit_where_it_stopped(tmp_path):
     data, recipe = examples(), {"batch": 8, "rate": 0.01, "progress": False}
     states = []

@@ -9,6 +9,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.stitching import fit_all
 from netkin.errors import FileError, InvalidValue, UnknownName
+from quickly import slow_but
 from stitching_worlds import Maps, Rows, built, drawn, labelled
 from table_worlds import sentences
 
@@ -214,6 +215,7 @@ def test_statistics_serve_both_orders_of_their_models(counted):
     assert torch.allclose(found.map.bias, expected.map.bias, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_many_models_are_stitched_from_the_statistics_of_each_two(tmp_path):
     models = {name: built(Rows, seed=seed) for seed, name in enumerate("xyz")}
     data, layers = labelled(models["x"], 5), ["mid", "after"]
@@ -242,7 +244,7 @@ class Branching(nn.Module):
         return self.out(x if x.sum() > 0 else -x)
 
 
-@pytest.mark.parametrize("kind", [Maps, Branching])
+@pytest.mark.parametrize("kind", slow_but([Maps, Branching], Branching))
 @pytest.mark.parametrize("case", ["two", "one", "apart", "saved", "trained"])
 def test_an_explained_sweep_takes_as_many_forward_passes_as_were_announced(kind, case):
     a, b = built(kind), built(kind, seed=1)

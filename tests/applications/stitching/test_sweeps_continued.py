@@ -235,6 +235,7 @@ def _regrouped(data, sizes):
     return list(zip(*(torch.cat(part).split(sizes) for part in zip(*data, strict=True)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data", "validation"])
 @pytest.mark.parametrize(
     "change", [lambda data: data[::-1], lambda data: _regrouped(data, [20, 80, 50, 50])], ids=["order", "sizes"]
@@ -316,6 +317,7 @@ def test_a_sweep_that_hands_over_its_stitches_keeps_what_was_found_if_it_is_inte
     assert Comparison.load(asked["save"]).complete
 
 
+@pytest.mark.slow
 def test_a_tour_of_other_models_is_refused(world, tmp_path):
     a, b, data = world
     save = tmp_path / "many.netkin"

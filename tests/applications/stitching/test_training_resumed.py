@@ -9,6 +9,7 @@ from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.errors import FileError
 from netkin.jobs import Job
 from netkin.training.saving import PartSaving
+from quickly import slow_but
 from task_loss_worlds import joined, perceptron, two_perceptrons
 
 OPTIONS = [
@@ -34,7 +35,7 @@ def interrupted_after(monkeypatch, count):
     monkeypatch.setattr(PartSaving, "write", writing)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", slow_but(OPTIONS, OPTIONS[0], OPTIONS[-1]), ids=str)
 def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, options):
     a, b, data = two_perceptrons()
     options = {"rate": 0.01, "epochs": 3, "every": 3} | options
@@ -67,6 +68,7 @@ def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch": 64}, {"memory": 0}], ids=str)
 def test_a_training_that_ended_within_an_epoch_can_be_made_longer(tmp_path, options):
     a, b, data = two_perceptrons()

@@ -77,6 +77,7 @@ def test_sketched_norms_do_not_depend_on_the_order_or_the_batches(convnet, pictu
         assert norms[0] != pytest.approx(made[0].embedding(name).norm, rel=1e-3)  # buckets are shared
 
 
+@pytest.mark.slow
 def test_inference_mode_around_a_call_changes_nothing():
     torch.manual_seed(0)
     model, inputs, labels = fisher_worlds.Twice(), torch.randn(12, 4), torch.arange(12) % 3

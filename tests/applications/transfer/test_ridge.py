@@ -12,6 +12,7 @@ from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, k
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.sketches import LayerSketches, SketchSettings, places, psi_width, sketched_part
+from quickly import slow_but
 
 LINEAR = ("features", "gradients", "sum", "product")
 
@@ -180,7 +181,7 @@ def by_hand(model, inputs):
     return torch.stack(F).numpy(), torch.stack(G).numpy()
 
 
-@pytest.mark.parametrize("kernel", ["features", "hadamard"])
+@pytest.mark.parametrize("kernel", slow_but(["features", "hadamard"], "hadamard"))
 def test_a_model_is_fitted_and_predicts_as_written_out_by_hand(kernel):
     """With so many buckets that no two of ten examples meet, Eq. 49 is that of the exact kernel."""
     model, (inputs, labels), (fresh, _) = small_model(), points(10, 1), points(40, 2)

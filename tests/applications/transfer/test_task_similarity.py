@@ -47,6 +47,20 @@ def test_networks_with_other_weights_are_compared_on_request(tasks):
     assert found["small", "other"] == nk.task2vec_distance(a, b, independent=True)
 
 
+def test_random_models_of_one_name_have_the_same_weights_for_task2vec_alone():
+    named = {part: ("netkin:digits", f"digits:{part}") for part in ("test", "train")}
+    model, options = nk.load_model("netkin:digits", seed=0), {"examples": 30, "samples": 1}
+    loaded = {part: (model, f"digits:{part}") for part in named}
+    assert (
+        nk.task_similarity(named, **options)["test", "train"] == nk.task_similarity(loaded, **options)["test", "train"]
+    )
+    for more in ({"score": "fisher_rao", "examples": 30}, {"independent": True, **options}):
+        digests = [
+            text for key, text in nk.task_similarity(named, **more).provenance.items() if key.startswith("weights")
+        ]
+        assert len({*digests}) == 2
+
+
 def test_the_result_says_what_it_is_and_is_saved(tasks, tmp_path):
     found = nk.task_similarity(tasks, "fisher_rao", examples=15)
     found.save(tmp_path / "t.netkin")
