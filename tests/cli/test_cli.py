@@ -48,9 +48,10 @@ def made(tmp_path_factory):
         with Job("ab.netkin.job", "comparison", {}) as job:
             job.part("all", dict)
         Path("runs/digits").mkdir(parents=True)
-        for step, name in ((1, "before.pt"), (2, "after.pt")):
+        for step, name in ((0, "digits.pt"), (1, "before.pt"), (2, "after.pt")):
             torch.save(seeded(architecture("digits"), step).state_dict(), name)
-            shutil.copy(name, f"runs/digits/step_{step}.pt")
+            if step:
+                shutil.copy(name, f"runs/digits/step_{step}.pt")
         return Path().absolute()
 
 

@@ -102,7 +102,7 @@ def _rank(models: dict[str, str], data: str, plan: bool, **options: Any) -> Any:
 
 
 @command(
-    "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
+    "tasks seen=netkin:digits@digits.pt,digits:train fresh=netkin:digits@digits.pt,digits:test --examples 300 "
     '--layers "relu*" --report tasks.html',
     heading="Sketches",
 )

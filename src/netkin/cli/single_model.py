@@ -52,7 +52,7 @@ class Amount(click.ParamType):
 
 
 @command(
-    "compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
+    "compress netkin:digits@digits.pt --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
     heading="Compression",
 )
 @click.argument("model")
@@ -202,7 +202,9 @@ def _study(
     return study(dict(zip(named, models, strict=True)), batches, device=device, **given)
 
 
-@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")
+@command(
+    "classes netkin:digits@digits.pt --data digits:test --class 3 --class 8 --report digits.html", heading="Classes"
+)
 @click.argument("model")
 @DATA
 @click.option(

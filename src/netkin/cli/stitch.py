@@ -48,7 +48,8 @@ MOST = 6  # warnings shown
 
 
 @command(
-    "stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test",
+    "stitch netkin:digits@before.pt netkin:digits@after.pt --at relu2 --method least_squares --data digits:train "
+    "--test digits:test",
     heading="Stitches",
 )
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
