@@ -191,6 +191,7 @@ files.write_bytes(sys.argv[1], b"half")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not files.LOCKS, reason="needs locks")
 def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(files.__file__).parents[1])}

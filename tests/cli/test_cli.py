@@ -24,7 +24,7 @@ from netkin.cli.running import named_models
 from netkin.errors import ShapeError
 from netkin.jobs import Job
 from netkin.sources.architectures import architecture, seeded
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 COMMANDS = commands()
 SLOW = ("demo", "federate", "continual", "sparsity", "tasks", "train")  # which have quick tests of their own
@@ -335,7 +335,7 @@ NAMED = {  # commands of several models, and where their JSON holds the names
 }
 
 
-@pytest.mark.parametrize("command", NAMED)
+@pytest.mark.parametrize("command", slow_after(2, NAMED))
 def test_models_are_named_in_front_or_by_an_option(netkin, command):
     rest, names = NAMED[command]
     for line in ("a=netkin:digits b=netkin:digits", "netkin:digits netkin:digits --name a --name b"):

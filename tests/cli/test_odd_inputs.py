@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 ODD = """
 from dataclasses import dataclass
@@ -316,7 +316,7 @@ def test_a_transform_that_fails_is_named(odd):
     assert "KeyError: 'no such transform'" in said
 
 
-@pytest.mark.parametrize("model", ["of_dict", "of_tuple", "of_record"])
+@pytest.mark.parametrize("model", slow_after(1, ["of_dict", "of_tuple", "of_record"]))
 def test_tasks_are_learnt_in_every_way_by_models_of_any_output(odd, model):
     line = COMMANDS["continual"].format("kinds").replace("nk_odd:net", f"nk_odd:{model}")
     result = odd(f"{line} --method ewc --method replay --method joint --method atoms --method finetune")
@@ -330,7 +330,7 @@ def test_tasks_are_learnt_by_a_model_with_one_layer_under_two_names(odd, method)
     assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize("command", ["stitch", "task loss", "compare"])
+@pytest.mark.parametrize("command", slow_after(1, ["stitch", "task loss", "compare"]))
 def test_sparse_inputs_reach_a_model_that_takes_them(odd, command):
     result = odd(COMMANDS[command].format("sparse").replace("nk_odd:net", "nk_odd:dense"))
     assert result.exit_code == 0, result.stderr
@@ -342,6 +342,7 @@ def test_clients_train_a_model_with_one_layer_under_two_names(odd):
     assert result.exit_code == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("line", ["federate net.pt2 --classes 2 --rounds 1", "continual net.pt2 --tasks 2 --test {0}"])
 def test_an_exported_program_is_not_trained_in_copies(odd, line):

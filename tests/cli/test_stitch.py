@@ -195,6 +195,7 @@ def test_the_same_model_twice_is_told_apart(netkin):
     assert document["tables"]["agreement(how=least_squares)"]["values"] == [[1.0]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monkeypatch):
     line = f'{AB} --all --layers relu4 --layers fc --method least_squares --method "task_loss(steps=1)" --out ab.netkin'
 
@@ -281,6 +282,7 @@ def test_one_model_alone_is_a_misuse(netkin):
     assert "to stitch a model with itself, name it twice." in " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_test_data_that_are_the_fitting_data_are_told(netkin):
     line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test {}")
     told = "the stitches are evaluated on the data on which they were fitted"

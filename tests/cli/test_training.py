@@ -116,6 +116,7 @@ def test_names_of_algorithms_and_sources_are_those_of_the_library():
     assert list(command["coefficients"].type.choices) == list(SOURCES)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     from netkin.applications import federated
 
@@ -172,6 +173,7 @@ def test_json_is_a_document_of_one_method_and_a_list_of_several(netkin):
     assert several[0]["metrics"]["BWT"]["mean"] is None
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     from netkin.applications.continual.learners import FineTuning
 

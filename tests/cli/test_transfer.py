@@ -87,6 +87,7 @@ def test_the_command_is_the_function(netkin):
     assert Path("again.html").read_text() == Path("tasks.html").read_text()
 
 
+@pytest.mark.slow
 def test_json_holds_all_numbers(netkin):
     text = done(netkin(f"tasks {TASKS} --measure 'sketched_cka(buckets=32)' --seeds 2 --json")).stdout
     document = json.loads(text)

@@ -392,6 +392,7 @@ def test_an_error_that_one_chunk_makes_is_left_out(worlds):
     assert np.ptp(np.delete(table.replicates[:, 0, 0], 3)) < abs(table.replicates[3, 0, 0] - table["x", "y"]) / 2
 
 
+@pytest.mark.slow
 def test_jumps_of_the_cut_make_no_error():
     """A few replicates cut another direction off: the jackknife gave 0.01 and 0.06 where values spread by 0.003."""
     X, Y = turned(np.random.default_rng(2), np.arange(1, 17) ** -0.5, 1000, 30)

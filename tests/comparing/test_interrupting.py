@@ -164,6 +164,7 @@ class Stopping(torch.nn.Module):
         return raise_interrupt() if self.left < 0 else self.last(self.first(inputs).tanh())
 
 
+@pytest.mark.slow
 def test_the_file_of_a_continued_job_has_the_bytes_of_one_that_never_stopped(tmp_path, monkeypatch):
     noon = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
     monkeypatch.setattr("netkin.results.records.datetime", SimpleNamespace(now=lambda zone: noon))

@@ -108,6 +108,7 @@ def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
     assert f"forward passes: {told.passes}" in str(told)
 
 
+@pytest.mark.slow
 def test_kept_rows_are_those_of_one_run(nets, inputs):
     plan = nk.explain_many(nets, inputs, MEASURES, progress=False)
     limit = plan.way.statistics * 3 // 5
@@ -281,6 +282,7 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     assert not list((tmp_path / "many.netkin.job" / "parts").glob("sums*"))
 
 
+@pytest.mark.slow
 def test_a_job_counts_the_examples_of_all_its_shares(nets, inputs, tmp_path, monkeypatch):
     monkeypatch.setattr("netkin.progress.PAUSE", 0)
     heard, data = [], list(inputs.split(10))

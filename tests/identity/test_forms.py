@@ -17,6 +17,7 @@ import netkin as nk
 from netkin.errors import FileError, ShapeError
 from netkin.identity import Form, form_difference, form_of
 from netkin.training import train
+from quickly import slow_after
 
 INPUTS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 
@@ -226,7 +227,9 @@ CHANGES = [(counted, {"count": 0}), (tallied, {"tallies": {"passes": {}}}), (cac
            (remembered, {"cache": None}), (buffered, {})]  # fmt: skip
 
 
-@pytest.mark.parametrize("change, attributes", CHANGES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "change, attributes", slow_after(2, CHANGES, several=True), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_models_that_running_changes_go_on_and_merge(tmp_path, change, attributes):
     def pair():
         return {name: Changing(seed, change, **copy.deepcopy(attributes)) for seed, name in enumerate("ab")}

@@ -75,6 +75,7 @@ def fit(module, callback, folder, epochs=2, **options):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, options", SCHEDULES, ids=["linear", "fractions", "similarity"])
 def test_lightning_trains_as_the_plain_loop_does(tmp_path, schedule, options):
     twice = [*BATCHES[:4], *BATCHES[:4]]
@@ -119,6 +120,7 @@ def test_lightning_resumes_with_what_was_frozen(tmp_path, schedule, options):
     assert same(weights(resumed.net), weights(whole.net))
 
 
+@pytest.mark.slow
 def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
     module, callback = in_lightning(), lightning_callback({"net.conv1": 0})
     module.training_step = lambda *_: 1 / 0

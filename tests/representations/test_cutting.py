@@ -160,6 +160,7 @@ def test_mode_and_gradients_are_the_callers(residual, images):
     assert residual.conv1.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_compiled_models_are_cut_too(residual, images):
     residual.eval()
     compiled = torch.compile(residual, backend="eager")

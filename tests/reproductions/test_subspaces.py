@@ -139,6 +139,7 @@ def test_a_layer_with_fewer_directions_than_channels_has_cca_1_with_itself():
     np.testing.assert_allclose(pairs.canonical(C), 1, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_correlations_and_their_errors_are_those_of_networks_left_out(found):
     table = {name: own.mean(0) for name, own in found.items()}
 

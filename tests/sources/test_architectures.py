@@ -6,7 +6,7 @@ from netkin.representations import layers
 from netkin.sources import load_model
 from netkin.sources.architectures import ARCHITECTURES, architecture, described, digits, seeded, tiny10
 from netkin.sources.efficientnets import SameConv2d
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 
 def parameter_count(model):
@@ -61,7 +61,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest_name():
 IMAGE_NETS = [name for name in ARCHITECTURES if name not in ("digits", "char_lstm")]
 
 
-@pytest.mark.parametrize("name", [name for name in IMAGE_NETS if not name.startswith("efficientnet")])
+@pytest.mark.parametrize("name", slow_after(5, [name for name in IMAGE_NETS if not name.startswith("efficientnet")]))
 def test_each_gives_ten_scores_for_each_image(name):
     assert load_model(f"netkin:{name}")(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 

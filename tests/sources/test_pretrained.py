@@ -12,6 +12,7 @@ from netkin.errors import MissingExtra, SourceError
 from netkin.representations import layers
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from quickly import slow_after
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def change_config(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("shape", ["tokens", "mean", "cls"])
+@pytest.mark.parametrize("shape", slow_after(1, ["tokens", "mean", "cls"]))
 def test_two_berts_are_compared_on_masked_sentences(berts, sentences, shape):
     first, second = load_model(f"hf:{berts / 'first'}"), load_model(f"hf:{berts / 'second'}")
     comparison = netkin.compare(first, second, data=sentences, measures=["cka"], shape=shape)
@@ -291,6 +292,7 @@ def test_a_model_without_a_tokenizer_gets_no_text(bert):
     assert load_data(f"text:{bert / 'a.txt'}", models=["netkin:char_lstm"]).labels is not None
 
 
+@pytest.mark.slow
 def test_functions_of_many_models_and_runs_split_a_text_by_the_tokenizer_too(words, tmp_path_factory):
     text, name, run = f"text,window=8:{words / 'a.txt'}", f"hf:{words}", tmp_path_factory.mktemp("run")
     for step in ("step_1", "step_2"):

@@ -8,6 +8,7 @@ import netkin as nk
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, LayerSpectra, Spectra
+from quickly import slow_after
 
 
 def streamed(layers, sizes, pair_blocks, first=0):
@@ -44,7 +45,9 @@ def same(one, other, names=("cka", "cca_mean", "cka_uncentered", "linear_regress
                 assert values[0] == pytest.approx(values[1], abs=1e-9), (a, b, name)
 
 
-@pytest.mark.parametrize("sizes", [[300], [1] * 300, [7, 93, 150, 50], [299, 1]], ids=["one", "ones", "some", "last"])
+@pytest.mark.parametrize(
+    "sizes", slow_after(1, [[300], [1] * 300, [7, 93, 150, 50], [299, 1]]), ids=["one", "ones", "some", "last"]
+)
 def test_batches_do_not_matter(mixed, sizes):
     same(streamed(mixed, sizes, ALL), streamed(mixed, [128, 128, 44], ALL))
 

@@ -57,7 +57,7 @@ def wild_parts(dtype=np.float64):
 
 @pytest.mark.parametrize("dtype", slow_but([np.float32, np.float64], np.float32))
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
-@settings(max_examples=15)
+@settings(max_examples=min(15, settings.default.max_examples))
 @given(order=orders)
 def test_moments_merge_in_any_order_to_the_same_values(dtype, precision, order):
     collectors = [moments_of(*part, precision=precision) for part in plain_parts(dtype)]

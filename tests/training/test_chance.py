@@ -10,6 +10,7 @@ from federated_worlds import clients, network
 from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.federated import federate
 from netkin.training.chance import chance_caveat, chance_of
+from quickly import slow_after
 
 HALVES = torch.arange(200) % 2
 
@@ -54,7 +55,7 @@ def blobs(seed, shuffled):
     return images, labels[torch.randperm(120, generator=generator)] if shuffled else labels
 
 
-@pytest.mark.parametrize("method", ["finetune", "joint", "atoms"])
+@pytest.mark.parametrize("method", slow_after(1, ["finetune", "joint", "atoms"]))
 def test_a_sequence_of_tasks_says_if_its_labels_can_not_be_learnt(method):
     options = {"epochs": 4, "batch": 16, "rate": 0.05, "progress": False}
     for shuffled in (True, False):

@@ -8,6 +8,7 @@ import netkin as nk
 from netkin import jobs
 from netkin.errors import FileError, InvalidValue
 from netkin.training import Hook, train
+from quickly import slow_after
 
 INPUTS = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 3, (400,), generator=torch.Generator().manual_seed(1))
@@ -63,7 +64,7 @@ class Changing(nn.Module):
 WAYS = ["a number", "a tensor", "a tensor in place", "a list", "a mapping", "a buffer that is first made"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_after(2, WAYS))
 def test_a_model_that_changes_its_attributes_resumes_bit_for_bit(tmp_path, way):
     given = {"epochs": 2, "batch": 50, "every": 1, "save": tmp_path / "run"}
     whole, parted = Changing(way), Changing(way)
@@ -139,7 +140,7 @@ class Scaled(nn.Module):
         return self.last(torch.tanh(self.first(inputs) * (held[0] if isinstance(held, list) else held)))
 
 
-@pytest.mark.parametrize("way", ["buffer", "list", "hook"])
+@pytest.mark.parametrize("way", slow_after(1, ["buffer", "list", "hook"]))
 def test_work_on_models_that_differ_in_more_than_weights_is_not_continued(tmp_path, way):
     def compared(scale):
         models = {name: Scaled(seed, scale, way) for seed, name in enumerate("ab")}

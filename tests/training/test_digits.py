@@ -33,12 +33,14 @@ def trained():
     return trained_digits_net(seed=4, epochs=2, progress=lambda epoch, loss: told.append((epoch, loss))), told
 
 
+@pytest.mark.slow
 def test_progress_is_told_after_each_epoch(trained):
     _, told = trained
     assert [epoch for epoch, _ in told] == [1, 2]
     assert told[1][1] < told[0][1]
 
 
+@pytest.mark.slow
 def test_its_weights_are_those_of_a_plain_loop_bit_for_bit(trained):
     images, labels = next(iter(load_data("digits:train", batch_size=10_000)))
     model = untrained_digits_net(4).train()

@@ -14,6 +14,7 @@ from netkin.representations.filters import AtomConv2d
 from netkin.settings import without_vmap_warnings
 from netkin.training import Recipe, many, train, train_many
 from netkin.training.many import Trainings
+from quickly import slow_after
 
 
 def net(seed, dtype=torch.float64):
@@ -56,7 +57,7 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", slow_after(3, RECIPES))
 def test_stacked_networks_are_those_of_one_by_one(name):
     models, plain, histories, expected = both(RECIPES[name])
     assert furthest(models, plain) < 1e-8
@@ -178,7 +179,7 @@ def test_operations_of_filters_made_of_atoms_are_those_of_the_filters():
     assert found[0] == found[1] == 2 * 4 * 5 * 16 * 27
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", slow_after(2, RECIPES))
 def test_the_steps_that_graphs_record_are_those_of_one_by_one(name):
     """The steps themselves, without a graph around them: those of networks that need not be of one form."""
     models = [net(0), nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).double()]

@@ -19,7 +19,7 @@ from netkin.jobs import Cancelled, Job
 from netkin.sources.weights import load_weights
 from netkin.training import Hook, Recipe, train
 from netkin.training.saving import pack_state, unpack_state
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 
 def net(seed=0):
@@ -165,7 +165,9 @@ def _loader(sampling):
     return torch.utils.data.DataLoader(Noisy(), **options[sampling]) if sampling in options else Noisy()
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "by its own generator", "in drawn batches", "by the loop"])
+@pytest.mark.parametrize(
+    "sampling", slow_after(1, ["shuffled", "by its own generator", "in drawn batches", "by the loop"])
+)
 def test_a_noisy_loader_goes_on_in_the_middle_of_an_epoch(tmp_path, sampling):
     data = _loader(sampling)
     whole, parted = net(), net()
@@ -186,7 +188,7 @@ class Counting(torch.utils.data.DataLoader):
         return super().__iter__()
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", slow_after(1, [False, True]))
 def test_a_test_loader_with_its_own_generator_gives_the_same_saved_or_stopped(tmp_path, shared):
     def trained(at=None, **options):
         draw, model = torch.Generator().manual_seed(3), net()

@@ -188,6 +188,7 @@ def test_against_itself_the_directions_are_the_principal_ones(draw):
     assert row.variance == pytest.approx(variances[:4].sum() / variances.sum())
 
 
+@pytest.mark.slow
 def test_all_directions_leave_a_trained_net_as_it_is(digits_net, digits_data):
     small = nk.compress(digits_net, ["conv2", "conv3", "fc"], k=1.0, data=digits_data[0])
     images = next(iter(digits_data[1]))[0]

@@ -17,6 +17,7 @@ from netkin.applications.continual.learners import (
 from netkin.errors import InvalidValue, UnknownName
 from netkin.sources.architectures import seeded
 from netkin.training import Recipe
+from quickly import slow_after
 
 
 def weights(learner, task):
@@ -49,7 +50,7 @@ def test_what_a_task_stores_is_its_atoms_its_head_and_its_buffers(learnt):
     assert learnt.record.storage["in all"] == coefficients + others + 3 * (atoms + buffers + head)
 
 
-@pytest.mark.parametrize("method", ["finetune", "ewc", "replay"])
+@pytest.mark.parametrize("method", slow_after(1, ["finetune", "ewc", "replay"]))
 def test_other_ways_change_the_network_of_the_first_task(method, tasks, images):
     alone, whole = (learn_tasks(small_net, some, method, **RECIPE) for some in (tasks[:1], tasks))
     assert torch.equal(alone.learner().own[0]["9.0.weight"], alone.network(tasks[0].name)[9][0].weight)

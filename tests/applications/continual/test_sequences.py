@@ -14,7 +14,7 @@ from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.continual.learners import LEARNERS, ElasticLearner
 from netkin.errors import FileError, InvalidValue, UnknownName
 from processes import ended, started
-from quickly import slow_but
+from quickly import slow_after, slow_but
 from worlds import data_parallel
 
 METHODS = list(LEARNERS)
@@ -88,7 +88,9 @@ def test_a_sequence_that_is_done_is_not_learnt_again(tasks, tmp_path, monkeypatc
     assert nk.load(tmp_path / "run.netkin").accuracies.tolist() == first.record.accuracies.tolist()
 
 
-@pytest.mark.parametrize("change", [{"epochs": 1}, {"options": {"atoms": 4}}, {"seeds": (1,)}, {"method": "finetune"}])
+@pytest.mark.parametrize(
+    "change", slow_after(1, [{"epochs": 1}, {"options": {"atoms": 4}}, {"seeds": (1,)}, {"method": "finetune"}])
+)
 def test_another_sequence_in_the_same_place_is_refused(change, tasks, tmp_path):
     call = {"save": tmp_path / "run.netkin", **RECIPE}
     learn_tasks(small_net, tasks[:1], **call)
@@ -189,7 +191,7 @@ def test_a_wrapped_network_is_learnt_as_the_one_inside(method, tasks):
     assert all(map(torch.equal, all_weights(plain), all_weights(wrapped)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_after(2, METHODS))
 def test_smoothed_labels_reach_every_way(method, tasks):
     sharp, smooth = (learn_tasks(small_net, tasks[:2], method, **RECIPE | {"smoothing": s}) for s in (0.0, 0.3))
     assert not torch.equal(all_weights(sharp)[0], all_weights(smooth)[0])

@@ -9,6 +9,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
+from quickly import slow_after
 
 approx = pytest.approx
 
@@ -142,7 +143,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", slow_after(10, ["float32", "bfloat16"]))
 @pytest.mark.parametrize("module", FAULTS)
 def test_a_fault_is_named_where_it_is(net, batch, module, precision):
     other = changed(net, FAULTS[module]).to(getattr(torch, precision))

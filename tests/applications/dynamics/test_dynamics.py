@@ -17,6 +17,7 @@ import netkin as nk
 from netkin.applications.dynamics import dynamics, steps
 from netkin.errors import FileError, InvalidValue, MemoryLimit, SourceError, UnknownName
 from netkin.representations.shapes import dft
+from quickly import slow_after
 from run_worlds import LAYERS, WIDTH, Fan, run_of
 
 
@@ -226,16 +227,23 @@ def studied(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "changes, words",
-    [
-        ({"measures": "cka"}, "differs in measures ('svcca', not 'cka'); ask"),
-        ({"layers": ["low"]}, "differs in layers ('None', not '[low]')"),
-        ({"examples": 100}, "examples ('None', not '100')"),
-        ({"shape": "flatten"}, "differs in shape ('None', not 'flatten')"),
-        ({"models": 7}, "differs in final weights;"),
-        ({"data": 3}, "a loader that shuffles or draws at random gives other data each time; ask for the same again"),
-        ({"transform": times(3)}, "differs in transform; ask"),
-        ({"seed": 1}, "differs in seed ('0', not '1')"),
-    ],
+    slow_after(
+        3,
+        [
+            ({"measures": "cka"}, "differs in measures ('svcca', not 'cka'); ask"),
+            ({"layers": ["low"]}, "differs in layers ('None', not '[low]')"),
+            ({"examples": 100}, "examples ('None', not '100')"),
+            ({"shape": "flatten"}, "differs in shape ('None', not 'flatten')"),
+            ({"models": 7}, "differs in final weights;"),
+            (
+                {"data": 3},
+                "a loader that shuffles or draws at random gives other data each time; ask for the same again",
+            ),
+            ({"transform": times(3)}, "differs in transform; ask"),
+            ({"seed": 1}, "differs in seed ('0', not '1')"),
+        ],
+        several=True,
+    ),
     ids=["measure", "layers", "examples", "shape", "models", "data", "transform", "seed"],
 )
 def test_another_study_is_refused_and_the_file_stays(rows, studied, tmp_path, changes, words):
@@ -253,7 +261,7 @@ def test_another_study_is_refused_and_the_file_stays(rows, studied, tmp_path, ch
     assert nk.load(file) == anew
 
 
-@pytest.mark.parametrize("option", ["transform", "shape", "forward"])
+@pytest.mark.parametrize("option", slow_after(1, ["transform", "shape", "forward"]))
 def test_numbers_of_a_function_that_has_changed_are_not_taken_for_those_of_the_new_one(rows, tmp_path, option):
     given = {
         "transform": lambda by: times(by),

@@ -17,10 +17,10 @@ from netkin.applications.federated import ALGORITHMS, federate, local_training
 from netkin.applications.federated.algorithms import sampled
 from netkin.errors import FileError, ForwardError, NetkinError, ShapeError, UnknownName
 from processes import ended, started
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", slow_after(4, ALGORITHMS))
 def test_clients_at_once_end_as_one_by_one(algorithm):
     options = OPTIONS | {"public": clients()["c0"], "head_epochs": 2, "finetune": 1}
     found = [federate(network(), clients(), algorithm, how=how, **options) for how in ("stacked", "one by one")]
@@ -36,7 +36,7 @@ def test_clients_with_different_numbers_of_examples_are_stacked_too():
         assert not found[0].faults
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", slow_after(4, ALGORITHMS))
 @pytest.mark.parametrize("share", slow_but([1.0, 0.4], 1.0))
 def test_networks_that_are_stacked_again_end_as_those_that_are_stacked_anew(algorithm, share, monkeypatch):
     made = []
@@ -152,7 +152,7 @@ def test_a_killed_federation_goes_on_as_if_it_had_not_been_killed(tmp_path):
     assert same(found, federate(network(), clients(120), **OPTIONS | {"rounds": 4}))
 
 
-@pytest.mark.parametrize("part", ["round 3", "clients after round 3", "standing"])
+@pytest.mark.parametrize("part", slow_after(1, ["round 3", "clients after round 3", "standing"]))
 def test_a_stop_between_two_parts_of_a_round_loses_nothing(tmp_path, monkeypatch, part):
     keep, written = nk.Job.keep, []
 
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_a_state_from_which_the_same_call_continues(tmp_path,
     assert same(found, federate(network(), clients(), client_fraction=0.4, **OPTIONS))
 
 
-@pytest.mark.parametrize("part", ["round 2", "clients after round 2", "standing"])
+@pytest.mark.parametrize("part", slow_after(1, ["round 2", "clients after round 2", "standing"]))
 def test_a_part_that_was_deleted_is_computed_again(tmp_path, part):
     options = OPTIONS | {"client_fraction": 0.4, "save": tmp_path / "f.netkin"}
     whole = federate(network(), clients(), **options)

@@ -227,6 +227,7 @@ def test_an_ensemble_is_that_of_a_slow_transcription(federation, digits, slow_en
     assert "3 similar clients by atom_cosine" in str(found)
 
 
+@pytest.mark.slow
 def test_controls_take_random_and_the_least_similar_clients(federation, digits):
     options = {"epochs": 1, "batch": 1000, "progress": False}
     far = similar_users_ensemble(federation, network(), digits.train, digits.test, choose="dissimilar", **options)

@@ -124,6 +124,7 @@ def test_the_first_samples_of_a_batch_count():
     assert term_of(model, x, samples=6).item() == pytest.approx(double_sum(outputs(model, x[:6])).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_with_it_lowers_the_debiased_similarity_of_layers_on_other_images():
     train, test = batches(4, size=32), batches(1, size=64, seed=7)[0][0]
     found = {}

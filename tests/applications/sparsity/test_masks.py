@@ -28,10 +28,11 @@ from netkin.applications.sparsity.sparsity_study import linear_costs
 from netkin.errors import EmptyLayerWarning, FileError, InvalidValue, ShapeError, UnknownName
 from netkin.representations.layers import choose, layers
 from netkin.sources import load_model
+from quickly import slow_after
 from sparsity_worlds import labelled, net, zeros_hold
 
 
-@pytest.mark.parametrize("method", ["uniform", "erk", "magnitude", "snip", "grasp", "synflow"])
+@pytest.mark.parametrize("method", slow_after(2, ["uniform", "erk", "magnitude", "snip", "grasp", "synflow"]))
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 0.98])
 def test_sparsity_is_exact_to_one_weight(method, sparsity):
     model = net()

@@ -12,6 +12,7 @@ from netkin.applications.sparsity.sparse_training import lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
 from netkin.errors import InvalidValue
 from netkin.training import Recipe, train
+from quickly import slow_after
 
 
 def net(seed=0):
@@ -93,7 +94,7 @@ def test_a_ticket_goes_back_to_an_early_step_with_its_rates_order_and_momentum()
     assert found.rewind == 5
 
 
-@pytest.mark.parametrize("stopped_in", [0, 1, 2])
+@pytest.mark.parametrize("stopped_in", slow_after(1, [0, 1, 2]))
 def test_a_search_that_stops_goes_on_bit_for_bit(tmp_path, stopped_in):
     whole, again = net(), net()
     options = {"sparsity": 0.7, "rounds": 2, "rewind": 3}

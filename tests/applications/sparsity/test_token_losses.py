@@ -137,6 +137,7 @@ def test_training_goes_on_bit_for_bit_where_it_stopped(tmp_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_networks_of_hugging_face_train_with_batches_of_mappings():
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     plain = hugging_face("ViTForImageClassification")

@@ -14,6 +14,7 @@ from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import positions, run_from, run_until
 from netkin.representations.hooks import main_tensor
 from netkin.sources.architectures import architecture, seeded
+from quickly import slow_after
 from stitching_worlds import Lines, Maps, Residual, Rows, Shares, Spoken, Tokens, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -178,14 +179,18 @@ class TestOneCall:
 class TestAnyNetworks:
     @pytest.mark.parametrize(
         "a, x, b, y, shape",
-        [
-            (Maps, "mid", Residual, "blocks.0", IMAGES),
-            (Residual, "blocks.0.conv", Maps, "front", IMAGES),
-            (Maps, "mid", Maps, "out", IMAGES),
-            (Tokens, "mid", Tokens, "front", (9, 5)),
-            (Tokens, "front", Tokens, "out", (9, 5)),
-            (Shares, "relu", Shares, "relu#2", (5,)),
-        ],
+        slow_after(
+            2,
+            [
+                (Maps, "mid", Residual, "blocks.0", IMAGES),
+                (Residual, "blocks.0.conv", Maps, "front", IMAGES),
+                (Maps, "mid", Maps, "out", IMAGES),
+                (Tokens, "mid", Tokens, "front", (9, 5)),
+                (Tokens, "front", Tokens, "out", (9, 5)),
+                (Shares, "relu", Shares, "relu#2", (5,)),
+            ],
+            several=True,
+        ),
     )
     def test_kinds_and_sizes(self, a, x, b, y, shape):
         first, second = built(a), built(b, seed=1)
@@ -195,6 +200,7 @@ class TestAnyNetworks:
         assert found.network(data[0][0]).shape == (40, 4)
         agrees_with_numpy(found, torch.cat([batch[0] for batch in data]))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("x, y", [("relu3", "blocks.0"), pytest.param("relu1", "embed", marks=pytest.mark.slow)])
     def test_a_convnet_into_a_transformer_and_back(self, x, y):
         a, b = seeded(architecture("tiny10")).eval().double(), seeded(architecture("vit,depth=2")).eval().double()
@@ -228,7 +234,9 @@ class TestAnyNetworks:
         other = stitch(model, "front", model, "mid", data, test=data)
         assert other.relative_accuracy <= 1
 
-    @pytest.mark.parametrize("x, y", [("conv", "conv"), ("conv", "pool"), ("norm", "relu"), ("relu", "out")])
+    @pytest.mark.parametrize(
+        "x, y", slow_after(1, [("conv", "conv"), ("conv", "pool"), ("norm", "relu"), ("relu", "out")], several=True)
+    )
     def test_convolutions_of_one_dimension_are_mapped_place_by_place(self, x, y):
         a, b = built(Lines, 5), built(Lines, 6, seed=1)
         data = labelled(b, 3, 10)

@@ -78,6 +78,7 @@ def test_a_weight_that_is_no_number_is_refused(pair, weight):
         interpolate(pair[0], pair[1], weight)
 
 
+@pytest.mark.slow
 def test_the_barrier_is_what_single_evaluations_say(pair):
     first, second, data = pair
     found = barrier(first, second, data, points=5)

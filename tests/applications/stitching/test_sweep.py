@@ -12,6 +12,7 @@ from netkin.applications.stitching import TaskLoss, evaluating, fit_all
 from netkin.applications.stitching.request import find_method, find_methods
 from netkin.errors import InvalidValue, NameClash, NoValue, UnknownName
 from netkin.results.labels import NOT_ASKED
+from quickly import slow_after
 from table_worlds import sentences
 from task_loss_worlds import convnet, images, perceptron, seeded, two_perceptrons
 
@@ -150,7 +151,8 @@ def test_stitches_judged_on_their_own_data_are_told_so(world):
 
 
 @pytest.mark.parametrize(
-    "limits, judged", [({}, 200), ({"examples": 60}, 60), ({"examples": 60, "test_examples": 70}, 70)]
+    "limits, judged",
+    slow_after(1, [({}, 200), ({"examples": 60}, 60), ({"examples": 60, "test_examples": 70}, 70)], several=True),
 )
 def test_without_test_data_the_examples_of_the_fitting_judge(world, limits, judged):
     a, b, data = world

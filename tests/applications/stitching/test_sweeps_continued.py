@@ -17,6 +17,7 @@ from netkin.applications.stitching.request import digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons
+from quickly import slow_after
 from table_worlds import sentences
 from task_loss_worlds import images, perceptron, two_perceptrons
 
@@ -115,6 +116,7 @@ def test_a_repeated_sweep_is_read_back_with_its_warnings_and_provenance(world, m
     assert same(Comparison.load(save), first)
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_does_not_compute_its_similarity_again(world, monkeypatch, tmp_path):
     a, b, data = world
     asked = {"methods": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
@@ -269,7 +271,7 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
 
 @pytest.mark.parametrize(
     "changes, words",
-    [
+    slow_after(4, [
         ({"test": slice(1)}, r"differs in test data \('150 examples', not '50 examples'\); "
                              r"a loader that shuffles or draws at random gives other data each time; ask for the same"),
         ({"data": slice(1)}, r"differs in fitting data \("),
@@ -283,7 +285,7 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
         ({"methods": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
                                  r"for and would be lost; ask for it too, or give another file or delete it\.$"),
         ({"layers": ["0", "1"]}, r"holds relative_accuracy\(how=least_squares\) of '2' into '2', which is not"),
-    ],
+    ], several=True),
 )  # fmt: skip
 def test_a_file_with_another_sweep_is_refused_and_stays(world, swept, tmp_path, changes, words):
     a, b, data = world

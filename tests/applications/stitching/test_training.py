@@ -14,6 +14,7 @@ from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.training import TaskLoss, objective, portion, train_map
 from netkin.errors import ForwardError, InvalidValue, ShapeError
 from netkin.representations import replacing
+from quickly import slow_after
 from task_loss_worlds import convnet, images, joined, quiet_world, trained_from, two_perceptrons, two_taggers
 
 # --- known worlds -----------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_the_penalty_sees_activations_before_a_step_in_place():
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cuts", [True, False])
+@pytest.mark.parametrize("cuts", slow_after(1, [True, False]))
 @pytest.mark.parametrize("itself", [True, False])
 def test_both_networks_stay_as_they_were_bit_for_bit(cuts, itself):
     a, data = convnet(0), images()

@@ -12,7 +12,7 @@ from netkin.applications.transfer.ridge import RIDGES, fitted, held_out_error, k
 from netkin.errors import FileError, ForwardError, InvalidValue, MemoryLimit, NoValue, ShapeError, UnknownName
 from netkin.statistics.kernel_pairs import KERNELS
 from netkin.statistics.sketches import LayerSketches, SketchSettings, places, psi_width, sketched_part
-from quickly import slow_but
+from quickly import slow_after, slow_but
 
 LINEAR = ("features", "gradients", "sum", "product")
 
@@ -196,7 +196,7 @@ def test_a_model_is_fitted_and_predicts_as_written_out_by_hand(kernel):
     assert fit.ridge == {"2": 0.2}
 
 
-@pytest.mark.parametrize("kernel", ["psi", "hadamard", "features", "gradients", "sum", "product"])
+@pytest.mark.parametrize("kernel", slow_after(2, ["psi", "hadamard", "features", "gradients", "sum", "product"]))
 def test_classes_are_learnt_at_every_layer_whatever_the_order_of_the_data(kernel):
     model, (inputs, labels), test = small_model(), points(300, 1), in_batches(*points(200, 2))
     fit = kernel_ridge(model, in_batches(inputs, labels), kernel=kernel, buckets=128)

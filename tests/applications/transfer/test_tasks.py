@@ -218,6 +218,7 @@ def test_independent_buckets_part_tasks_that_hold_the_same_data():
     assert np.allclose(apart["b", "b"].to_numpy(), further["b", "b"].to_numpy(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_few_buckets_do_not_make_different_data_the_same():
     tasks = {str(k): (net(0), inputs(50, k)) for k in range(6)}
     for seeds in (1, 2):
