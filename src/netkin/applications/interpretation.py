@@ -45,7 +45,7 @@ from netkin.results import Comparison, Values
 from netkin.results.records import distinct
 from netkin.sources.batches import class_names
 from netkin.sources.names import by_name
-from netkin.training.work_plan import Planning, planned
+from netkin.training.work_plan import Planning, WorkPlan, planned
 
 REST = ("mean", "predicted")
 ITSELF = "its output is the logits themselves"
@@ -209,7 +209,7 @@ def class_sensitivity(
     names: Sequence[str] | None = None,
     name: str = "layers",
     **options: Any,
-) -> Planning[Comparison]:
+) -> Planning[WorkPlan, Comparison]:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all

@@ -67,7 +67,7 @@ def train(
     overwrite: bool = False,
     progress: ProgressOption = None,
     **settings: Any,
-) -> Planning[list[Record]]:
+) -> Planning[WorkPlan, list[Record]]:
     """Train `model` where it lies, and return a record of each epoch: loss, seconds, and what a test gave.
 
     The same model, data, recipe and seed give the same weights, bit for bit on a CPU. The model's training flags and

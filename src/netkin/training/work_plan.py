@@ -23,6 +23,8 @@ from netkin.training.recipe import Recipe
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
+Plan = TypeVar("Plan")
+Plan_co = TypeVar("Plan_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,19 @@ class WorkPlan:
         return "\n".join([*lines, *self.notes, *[f"would be refused: {self.refused}"] * bool(self.refused)])
 
 
-Planning = Generator[Callable[[], WorkPlan], None, Result]  # what the generator of a call is, by its result
+Planning = Generator[Callable[[], Plan], None, Result]  # what the generator of a call gives: its plan and its result
 
 
-class Planned(Protocol[P, Result_co]):
+class Planned(Protocol[P, Result_co, Plan_co]):
     """A call that has a plan: `explain` takes the same arguments and returns it."""
 
-    explain: Callable[P, WorkPlan]
+    @property
+    def explain(self) -> Callable[P, Plan_co]: ...
 
     def __call__(self, *arguments: P.args, **options: P.kwargs) -> Result_co: ...
 
 
-def planned(function: Callable[P, Planning[Result]]) -> Planned[P, Result]:
+def planned(function: Callable[P, Planning[Plan, Result]]) -> Planned[P, Result, Plan]:
     """Make a call of a generator that yields a function which makes its plan, and then does the work.
 
     Example:
@@ -119,7 +122,7 @@ def planned(function: Callable[P, Planning[Result]]) -> Planned[P, Result]:
         raise AssertionError(f"{function.__qualname__} yields more than its plan")
 
     @functools.wraps(function)
-    def explain(*arguments: P.args, **options: P.kwargs) -> WorkPlan:
+    def explain(*arguments: P.args, **options: P.kwargs) -> Plan:
         work = function(*arguments, **options)
         try:
             return next(work)()
@@ -130,15 +133,15 @@ def planned(function: Callable[P, Planning[Result]]) -> Planned[P, Result]:
     described = text.partition("\nArgs:\n")[2].partition("\nExample:")[0]
     explain.__name__ = explain.__qualname__ = f"explain_{name}"
     explain.__doc__ = (
-        f"Return what `{name}` would take with the same arguments, as a `WorkPlan`; nothing is computed.\n"
+        f"Return what `{name}` would do with the same arguments, and what that takes; nothing is computed.\n"
         + (f"\nArgs:\n{described.rstrip()}\n" if described else "")
     )
     signature = inspect.signature(function)
-    result = str(signature.return_annotation).removeprefix("Planning[").removesuffix("]")
-    for made, returned in ((call, result), (explain, WorkPlan.__name__)):
+    plan, _, result = str(signature.return_annotation).removeprefix("Planning[").removesuffix("]").partition(", ")
+    for made, returned in ((call, result), (explain, plan)):
         made.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[union-attr]
     call.explain = explain  # type: ignore[attr-defined]
-    return cast("Planned[P, Result]", call)
+    return cast("Planned[P, Result, Plan]", call)
 
 
 def training_work(what: str, course: Course, recipe: Recipe, times: int = 1) -> Work:

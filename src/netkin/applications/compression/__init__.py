@@ -175,7 +175,7 @@ OPTIONS = declarations(Compressing)
 @takes_options(without="seed device save overwrite partial", declared=OPTIONS)
 def compress(
     model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any
-) -> Planning[nn.Module]:
+) -> Planning[WorkPlan, nn.Module]:
     """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
 
     The directions are those of SVCCA: of the layer's input against the model's logits, or against the same layer's

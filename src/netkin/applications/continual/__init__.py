@@ -93,7 +93,7 @@ def learn_tasks(
     head: str | None = None,
     options: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> Planning[LearntTasks]:
+) -> Planning[WorkPlan, LearntTasks]:
     """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
 
     The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"

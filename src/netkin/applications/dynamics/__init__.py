@@ -39,6 +39,7 @@ from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.records import packed
 from netkin.sources.runs import Architecture, TrainingRun, open_run
+from netkin.training.work_plan import Planning, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,7 @@ class DynamicsOptions(ExperimentOptions, total=False):
     memory: float | None
 
 
+@planned
 @takes_options(without="test", declared=DECLARED)
 def dynamics(
     run: Any,
@@ -70,7 +72,7 @@ def dynamics(
     name: str | None = None,
     engine: str | Engine = "local",
     **options: Unpack[DynamicsOptions],
-) -> Series:
+) -> Planning[RunPlan, Series]:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
 
     All checkpoints are read before the work begins; then each takes one pass. The data and the final model's rows are
@@ -104,7 +106,9 @@ def dynamics(
         {'0': 50, '1': 50, '2': None}
     """
     study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
-    if isinstance(running := _engine(engine), Ray):
+    running = _engine(engine)
+    yield lambda: _plan(study, data, experiment, running)
+    if isinstance(running, Ray):
         apart = ClusterSteps(running, study, data, experiment.examples)
         with experiment.lending():
             return study.series(experiment, apart.call, apart)
@@ -155,43 +159,12 @@ class RunPlan:
         return "\n".join(self.lines)
 
 
-@takes_options(without="test save overwrite partial progress", declared=DECLARED)
-def explain_dynamics(
-    run: Any,
-    data: Any = None,
-    measures: Measures = "svcca",
-    *,
-    model: Architecture | None = None,
-    steps: int | Iterable[int] | None = None,
-    pairs: Any = None,
-    name: str | None = None,
-    engine: str | Engine = "local",
-    **options: Unpack[DynamicsOptions],
-) -> RunPlan:
-    """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
+explain_dynamics = dynamics.explain
 
-    The first and the last checkpoint are read, and a few examples of the first batch are run through each to learn the
-    layers; what a pass would then be refused for, over pairs or memory, is in the plan's `refused`.
 
-    Args:
-        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
-        data: a loader, a list of batches or one array of inputs; none for measures of weights alone.
-        measures: one measure or several.
-        model: the network that bare weights belong to.
-        steps: the steps to compare, or how many, evenly spread.
-        pairs: as for `dynamics`.
-        name: what the plan calls the run.
-        engine: "local", or "ray" or an `nk.Ray` for a cluster.
-
-    Example:
-        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
-        >>> plan = explain_dynamics({0: start, 50: end, 100: end}, torch.randn(60, 4), "cka")
-        >>> plan.steps, plan.each.pairs, plan.passes
-        ((0, 50, 100), 9, 3)
-    """
-    study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
-    opened, running = study.run, _engine(engine)
-    count, apart = len(opened.steps), None
+def _plan(study: RunStudy, data: Any, experiment: Experiment, running: Local | Ray) -> RunPlan:
+    """Return the plan: the first and the last checkpoint are read, and a few examples are run through each."""
+    opened, count, apart = study.run, len(study.run.steps), None
     if isinstance(running, Ray):
         apart = ClusterSteps(running, study, data, experiment.examples)
     each = study.plan(opened.data(data), experiment.examples) if apart is None else apart.explain()
@@ -202,7 +175,7 @@ def explain_dynamics(
     return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines))
 
 
-def _engine(engine: str | Engine) -> Engine:
+def _engine(engine: str | Engine) -> Local | Ray:
     running = named_engine(engine) if engine != "distributed" else None
     if not isinstance(running, (Local, Ray)):
         raise InvalidValue("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.", argument="engine")

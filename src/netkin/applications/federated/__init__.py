@@ -189,7 +189,7 @@ def federate(
     head: str | None = None,
     recipe: Recipe | None = None,
     **settings: Any,
-) -> Planning[Federation]:
+) -> Planning[WorkPlan, Federation]:
     """Let clients train a network together, each on its own data, and return what became of them.
 
     In each round some clients receive what is shared, train, and send it back; the server takes the mean, weighted by

@@ -76,7 +76,7 @@ def sparsity_study(
     shape: Shape = None,
     costs: bool = False,
     **options: Unpack[ExperimentOptions],
-) -> Planning[SparsityStudy]:
+) -> Planning[WorkPlan, SparsityStudy]:
     """Return how sparse networks are, how their weights are distributed, and what pruning does to them; side by side.
 
     With labelled `data`, which should be test data, it also takes the accuracy after pruning and `cka_debiased` of each

@@ -56,6 +56,7 @@ from netkin.results.labels import NOT_ASKED
 from netkin.results.records import as_record, packed, unpacked
 from netkin.settings import random_states_kept
 from netkin.sources.names import by_name
+from netkin.training.work_plan import Planning, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,6 +70,7 @@ FLATTERED = (
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 
 
+@planned
 @by_name(models="a b", data="data test")
 @takes_options(declared=SWEEP)
 def stitch_all(
@@ -80,7 +82,7 @@ def stitch_all(
     *,
     names: tuple[str, str] = ("a", "b"),
     **options: Unpack[SweepOptions],
-) -> Comparison:
+) -> Planning[StitchPlan, Comparison]:
     """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
 
     Tables such as ``relative_accuracy(how=least_squares)`` and those of `measures` are in one comparison, and its
@@ -105,8 +107,9 @@ def stitch_all(
         1.0
     """
     request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
-    call = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b))
-    (found,) = _sweeps(request, [(names[0], names[1])], call, several=False)
+    call, pair = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b)), (names[0], names[1])
+    yield lambda: _plan(request, pair)
+    (found,) = _sweeps(request, [pair], call, several=False)
     return found
 
 
@@ -489,35 +492,20 @@ class StitchPlan:
         return "\n".join(self.lines)
 
 
-@by_name(models="a b", data="data test")
-@takes_options(declared=SWEEP)
-def explain_stitch(
-    a: nn.Module,
-    b: nn.Module,
-    data: Any = None,
-    test: Any = None,
-    methods: MethodLike | Sequence[MethodLike] = ("least_squares",),
-    *,
-    names: tuple[str, str] = ("a", "b"),
-    **options: Unpack[SweepOptions],
-) -> StitchPlan:
-    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
+explain_stitch = stitch_all.explain
 
-    Args:
-        a: the first model.
-        b: the second model.
-        data: the examples from which the maps would be found.
-        test: the examples on which they would be evaluated; by default `data`.
-        methods: one method or several.
-        names: what the plan calls the two models.
-    """
-    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
-    found, _ = joined(request, (names[0], names[1]))
+
+def _plan(request: StitchRequest, names: Pair) -> StitchPlan:
+    """Return the plan of one sweep, for which a few examples are run."""
+    loaders = [request.data, request.test, request.validation]
+    with random_states_kept(*request.given_models.values(), data=loaders):
+        found, _ = joined(request, names)
     widths = {x: found.widths[0][x] for x, _ in found.adapters}
     products = sum(widths[x] * found.widths[1][y] for x, y in found.adapters)
     taken = 0 if request.saved else 8 * (sum(width**2 for width in widths.values()) + products)
     runs = _runs(request, found)
-    counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
+    with random_states_kept(data=loaders):
+        counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
     passes, examples = (None if None in both else sum(both) for both in zip(*counts, strict=True))
     refused = {pair: str(reason) for pair, reason in found.refused.items()}
     facts = (

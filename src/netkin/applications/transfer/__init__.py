@@ -106,7 +106,7 @@ def recommend(
     transforms: Transform | Mapping[str, Transform] | None = None,
     forwards: Forward | Mapping[str, Forward] | None = None,
     **options: Unpack[ExperimentOptions],
-) -> Planning[Ranking]:
+) -> Planning[WorkPlan, Ranking]:
     """Return pretrained models ranked by a transfer score on labelled data, without training any of them.
 
     Each model runs once over the data. A score is read from its features before the last layer, and some scores from

@@ -95,7 +95,7 @@ def task_similarity(
     independent: bool = False,
     progress: ProgressOption = None,
     **options: Any,
-) -> Planning[Comparison]:
+) -> Planning[WorkPlan, Comparison]:
     """Return how similar tasks are by one number for each pair, with the tasks in rows and columns.
 
     Each model runs once over its own data. Task2Vec compares data sets by one reference network, with a head fitted to

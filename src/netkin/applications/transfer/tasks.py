@@ -47,7 +47,7 @@ def compare_tasks(
     seeds: int = SEEDS,
     share_buckets: bool = True,
     **options: Unpack[Options],
-) -> Planning[Comparisons]:
+) -> Planning[WorkPlan, Comparisons]:
     """Return how similar all tasks are, block by block, each task also with itself; a task is a model with its data.
 
     Models may be of any architecture and data sets of any size. Each task takes one pass over its data, forward and
