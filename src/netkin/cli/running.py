@@ -127,7 +127,7 @@ def read_from_weights(measures: Sequence[str]) -> bool:
 
 
 def load_models(specs: Sequence[str], *, same_weights: bool = False) -> list[nn.Module]:
-    """Return the models that `specs` name; random weights are other ones each, or the same for one name."""
+    """Return the models that `specs` name; those without weights get random ones, each its own or all the same."""
     from netkin.sources import load_model
 
     return [remember(load_model(spec, seed=0 if same_weights else place)) for place, spec in enumerate(specs)]

@@ -143,7 +143,7 @@ def _hooks(
     network: nn.Module, recipe: Recipe, data: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], freeze: str | None,
     cka_sr: float | None, seed: int,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Give the hooks of the training; afterwards they are off the network."""
+    """Give the hooks of the training, and take them off the network afterwards."""
     from netkin.applications.freezing import FreezeTraining
     from netkin.applications.sparsity import CKASparsityLoss
     from netkin.training.example_order import course_of

@@ -219,7 +219,7 @@ def _documents(records: list[TaskAccuracies]) -> str:
 
 @contextmanager
 def _folder(folder: Path | None) -> Iterator[None]:
-    """Make a folder to write into; if nothing is written it is gone again."""
+    """Make a folder to write into, and remove it again if nothing was written."""
     if folder is None or folder.is_dir():
         yield
         return

@@ -179,7 +179,7 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
 
 
 def loaded_by_name(models: Any, *, same_weights: bool = False) -> Any:
-    """Return models in the places of their names; random weights are other ones each, or the same for one name."""
+    """Return models in the places of their names; random weights differ by place, or are the same for one name."""
     return _loaded(models, itertools.repeat(0) if same_weights else itertools.count())
 
 

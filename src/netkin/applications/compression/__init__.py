@@ -187,7 +187,7 @@ def compress(
 
     One of three arguments sets how many directions are kept. `k` is a number, a share of the layer's width such as
     0.35, or a mapping from layers to these. `variance` is the share of the input's variance that is to be held.
-    `accuracy_drop` is by how much the accuracy may fall, shared out evenly over the layers one after the other; k is
+    `accuracy_drop` is by how much the accuracy may fall, divided evenly among the layers; k is
     then searched by halving. Accuracy is measured on `test`, or on `data`.
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
@@ -487,14 +487,14 @@ def _weights(layer: nn.Module) -> int:
 
 
 def tied_remark(net: nn.Module, layer: LinearOrConv) -> str:
-    """Say so where the net still needs the weights that were taken apart."""
+    """Return a remark if another layer still uses the weights; empty if none does."""
     if not any(parameter is layer.weight for parameter in net.parameters()):
         return ""
     return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
 
 
 def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
-    """Say what the numbers alone would not."""
+    """Return remarks on what replacing a layer does not save."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
         remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
@@ -506,9 +506,9 @@ def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, i
 
 
 def fewest(enough: Callable[[int], bool], most: int) -> int | None:
-    """Return a number from 1 to `most` that is enough while half a search below it found none; None if none is.
+    """Return a number from 1 to `most` that is enough, found by halving the range; None if `most` is not.
 
-    The search halves its range each time, as if more were always better.
+    It is the smallest where more is always better.
 
     Example:
         >>> fewest(lambda k: k >= 5, 100)

@@ -67,7 +67,7 @@ class LearntTasks:
     learners: Mapping[int, Learner]  # by seed
 
     def network(self, task: str, seed: int | None = None) -> nn.Module:
-        """Return the network that answers for a task, for a seed, by default the first; a copy."""
+        """Return a copy of the network of a task, learnt with a seed, by default the first."""
         require_listed("task", task, self.record.tasks)
         return self.learner(seed).network(self.record.tasks.index(task))
 
@@ -94,11 +94,11 @@ def learn_tasks(
     options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Planning[WorkPlan, LearntTasks]:
-    """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
+    """Learn tasks one after another, and return the accuracy on every task after each, with the networks.
 
     The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
-    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit, also where
-    it goes on in `save` after an interruption.
+    and "separate" then forget nothing by construction. On the CPU the same call gives the same numbers, bit for bit,
+    also if it was interrupted and resumed from `save`.
 
     Args:
         model: a network, whose copies are trained, or for other weights with each seed a name as for `nk.load_model`
@@ -290,10 +290,11 @@ def ensemble_tasks(
     progress: ProgressOption = None,
     **settings: Any,
 ) -> TaskEnsembles:
-    """Return what each task gains when networks of `k` other tasks answer with its own (Chen et al. 2023, 3.4).
+    """Return what each task gains by an ensemble with the networks of `k` other tasks (Chen et al. 2023, 3.4).
 
     A network of another task has other classes: its body stays as it is, and gets a head that is trained on this
-    task. The probabilities of all are averaged. A control is trained further for as long, alone.
+    task. The probabilities of all are averaged. As a control, the task's own network
+    is trained alone for as long.
 
     Args:
         learnt: tasks that were learnt by "atoms".

@@ -136,7 +136,7 @@ class Learner:
         self.finish(task)
 
     def network(self, task: int) -> nn.Module:
-        """Return the network that answers for a task, a copy in evaluation mode."""
+        """Return a copy of a task's network, in evaluation mode."""
         self._load(task)
         self.heads.active = task
         return copied(self.model).eval().requires_grad_(True)
@@ -241,7 +241,7 @@ class SeparateLearner(Learner):
 
 
 class JointLearner(Learner):
-    """One network is trained on all tasks at once, when the last has come: a reference that is no continual learner."""
+    """One network is trained on all tasks at once, at the end: a reference that is not continual learning."""
 
     name = "joint"
 
@@ -407,7 +407,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def refuse_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse a method that there is not, and options that are none of its own or make no sense."""
+    """Refuse an unknown method, and options that it does not have or that make no sense."""
     require_listed("way of learning tasks", method, LEARNERS, "method")
     known = LEARNERS[method].options
     for name, value in options.items():

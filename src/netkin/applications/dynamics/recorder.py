@@ -124,7 +124,7 @@ class DynamicsRecorder:
 
     @property
     def progress(self) -> tuple[Progress, ...]:
-        """The news of every probe so far."""
+        """What changed at every probe so far."""
         return tuple(self._progress)
 
     @property

@@ -190,7 +190,7 @@ def federate(
     recipe: Recipe | None = None,
     **settings: Any,
 ) -> Planning[WorkPlan, Federation]:
-    """Let clients train a network together, each on its own data, and return what became of them.
+    """Let clients train a network together, each on its own data; return their accuracies, networks and rounds.
 
     In each round some clients receive what is shared, train, and send it back; the server takes the mean, weighted by
     numbers of examples. The model itself is left alone. Clients train at once, stacked where that is faster; the

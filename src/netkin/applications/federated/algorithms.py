@@ -286,7 +286,7 @@ def read_updates(came: Any) -> list[ClientUpdate]:
 
 
 def require_fraction(fraction: Any) -> None:
-    """Refuse a fraction of the clients for each round that is none."""
+    """Refuse a share of the clients that is not above 0 and at most 1."""
     if not 0 < fraction <= 1:
         sentence = f"`client_fraction` is a share of the clients, above 0 and at most 1; got {fraction!r}."
         raise InvalidValue(sentence, argument="client_fraction")

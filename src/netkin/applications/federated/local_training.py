@@ -275,7 +275,7 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
 
 
 def public_examples(public: Any) -> LabelledData:
-    """Return the examples of `public` for pretraining; none are refused."""
+    """Return the examples of `public` for pretraining; refuse data without examples."""
     if public is None:
         raise InvalidValue(
             "pretraining needs data that no client owns; give `public=(inputs, labels)`.", argument="public"

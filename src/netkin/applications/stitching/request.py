@@ -198,7 +198,7 @@ class StitchRequest(Experiment):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the worth of a stitch depends on beside models, data, layers and method."""
+        """What the scores of a stitch depend on beside models, data, layers and method."""
         return {"resize": str(self.resize), "seed": str(self.seed)}
 
     @property
