@@ -83,8 +83,8 @@ def dynamics(
 
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
-    A file of another run, other data or other options is refused unless `overwrite`, functions being identified by
-    their source code. A step whose weights have changed is compared again. A file that can't be written, as on a full disk,
+    A file of another run, other data or other options is refused unless `overwrite`; functions are identified by their
+    source code. A step whose weights have changed is compared again. A file that can't be written, as on a full disk,
     does not stop the work: an `nk.UnsavedWarning` names it, and the series is returned.
 
     Args:
