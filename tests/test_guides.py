@@ -31,7 +31,6 @@ QUICK = {
     "adding-a-measure",
     "adding-a-statistic",
     "diff",
-    "interpretation",
     "jobs",
 }
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)

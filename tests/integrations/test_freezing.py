@@ -129,6 +129,7 @@ def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
     assert module.net.conv1.weight.requires_grad
 
 
+@pytest.mark.slow
 def test_the_callback_for_lightning_can_be_pickled():
     pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
     copied = pickle.loads(pickle.dumps(lightning_callback({"net.conv1": 0.5}, steps=8)))
