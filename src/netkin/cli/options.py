@@ -54,7 +54,7 @@ def example(line: str) -> str:
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
     "Training": "recipe head pretrain_epochs head_epochs finetune",
     "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "score measures layers layer pairs shape tokens resize scores",
+    "What is compared": "score measures layers layer pairs shape positions tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -259,6 +259,7 @@ SHAPE = declared(
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _TOKENS = declared("tokens", type=COUNT, metavar="N")
+_POSITIONS = declared("positions", metavar="SLICE")
 BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
 MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
 SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
@@ -305,6 +306,7 @@ def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
         _measures(["cka"]),
         LAYERS_BY_MODEL,
         *_COMPARING,
+        _POSITIONS,
         _TOKENS,
         *_ERRORS,
         NAMES,
@@ -331,7 +333,9 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(
+        command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _POSITIONS, _TOKENS, *_ERRORS, NAMES, TRANSFORMS
+    )
 
 
 def task_options(command: Command) -> Command:

@@ -50,7 +50,7 @@ from netkin.memory import is_cuda
 from netkin.progress import Interruption, reporting, showing
 from netkin.representations import dft
 from netkin.representations.cutting import known_layer
-from netkin.representations.shapes import refuse_strange_layers
+from netkin.representations.shapes import refuse_strange_layers, require_positions, with_positions
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
 from netkin.sources.names import by_name
@@ -351,6 +351,7 @@ class Call:
         with loaders_kept(self.data, *(side.data for side in sides)):
             stream = self.learned(sides, measures)
         feed = stream.feed
+        require_positions((size.shape for size in stream.sizes.values()), self.spec.positions)
         return explained(
             list(stream.sizes.values()),
             measures,
@@ -418,7 +419,7 @@ def inputs_of(models: Mapping[str, Any], spec: Spec, run: Run) -> dict[str, Mode
             source = replace(
                 source,
                 layers=layers[name] if source.layers is None else source.layers,
-                shape=spec.shape if source.shape is None else source.shape,
+                shape=spec.shape if source.shape is None else with_positions(source.shape, spec.positions),
                 forward=source.forward or forward[name],
                 transform=source.transform or transforms[name],
                 device=source.device or run.device,

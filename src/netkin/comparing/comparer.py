@@ -30,6 +30,7 @@ from netkin.progress import ProgressOption, command, showing
 from netkin.representations import recording, rows_of, shape_for
 from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
+from netkin.representations.shapes import require_positions, token_mask, valid_tokens
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
 from netkin.results.records import as_record
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 KIND = "statistics"
 # options without running models
-FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
+FED = ("measures", "layers", "pairs", "shape", "positions", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
 STUDY = ("examples", "chunks", "seed", "tokens")
 
@@ -159,6 +160,7 @@ class Comparer:
     def begin(self, sizes: Sequence[LayerSize]) -> None:
         """Plan and start the collectors for layers of these sizes."""
         vars(self).pop("layers", None)  # where it was asked for before
+        require_positions((size.shape for size in sizes), self.spec.positions)
         self.alignment, self.study = aligned(sizes, self.pairs, self.study)
         if not self.alignment.layers:
             return
@@ -336,13 +338,15 @@ class Comparer:
             raise ShapeError(f"layer {name_of(first)!r} has no examples; give at least one.")
         if isinstance(valid, Mapping) and (strange := [name for name in valid if name not in rows]):
             raise InvalidValue(f"`valid` names {strange[0]!r}, which is none of the models.", argument="valid")
+        by_name = {model: valid.get(model) if isinstance(valid, Mapping) else valid for model in rows}
+        token_masks = {model: None if mask is None else token_mask(mask) for model, mask in by_name.items()}
         layers, masks, sizes = dict[Key, KeptLayer](), dict[Key, Tensor](), list[LayerSize]()
         for (model, layer), output in outputs.items():
-            mask = valid.get(model) if isinstance(valid, Mapping) else valid
+            mask = token_masks[model]
             matrix, shape = rows_of(output, shape_for(layer, self.spec.shape), mask)
             layers[model, layer] = KeptLayer(matrix, length=len(matrix))
-            if shape == "tokens" and mask is not None:
-                masks[model, layer] = torch.as_tensor(mask) != 0
+            if (tokens := valid_tokens(mask, shape)) is not None:
+                masks[model, layer] = tokens
             width, item = matrix.shape[1:].numel(), matrix.element_size()
             sizes.append(LayerSize(model, layer, width, len(matrix), examples, shape, itemsize=item))
         if not self.models:

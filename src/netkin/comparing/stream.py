@@ -108,6 +108,13 @@ def make_batch(
         outputs: logits and labels by model.
         **fields: further fields of the batch.
     """
+    for key, kept in layers.items():
+        if not kept.length and sizes[key].kind == "tokens":
+            raise InvalidValue(
+                f"layer {name_of(key)!r} gave no token for a batch ({sizes[key].shape}): all its sequences are shorter "
+                "or masked; leave them out, or take larger batches.",
+                argument="positions",
+            )
     watched = [kept.rows if kept.witness is None else kept.witness for kept in layers.values()]
     watched += [rows for at_layers in gradients.values() for rows in at_layers.values()]
     watched += [logits for logits, _ in outputs.values()]
@@ -115,7 +122,7 @@ def make_batch(
     doubt = Doubt(finite, locate) if finite.is_cuda else None
     if doubt is None and not bool(finite):
         locate()
-    lengths = {key: kept.length for key, kept in layers.items() if sizes[key].shape in ONE_ROW}
+    lengths = {key: kept.length for key, kept in layers.items() if sizes[key].kind in ONE_ROW}
     if len(set(lengths.values())) > 1:
         (a, n), (b, m) = (extreme(lengths.items(), key=lambda item: item[1]) for extreme in (min, max))
         raise ShapeError(

@@ -285,7 +285,7 @@ class Tables:
         if not self.comparer.study.chunks:
             return {}
         layers = [layer for model in (self.a, self.b) for layer in self.comparer.layers[model]]
-        if self.comparer.examples < FEWEST_SEQUENCES and any(layer.shape == "tokens" for layer in layers):
+        if self.comparer.examples < FEWEST_SEQUENCES and any(layer.kind == "tokens" for layer in layers):
             reason = (
                 f"tokens of one sequence are not independent, and {self.comparer.examples:,} sequences are too few for "
                 f"a standard error; take {FEWEST_SEQUENCES} or more"

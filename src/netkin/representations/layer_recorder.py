@@ -27,7 +27,16 @@ from netkin.representations.inputs import (
     transformed,
 )
 from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
-from netkin.representations.shapes import Shape, TokenMask, adjoint_rows, is_custom, shape_for, shape_name, token_mask
+from netkin.representations.shapes import (
+    Shape,
+    TokenMask,
+    adjoint_rows,
+    is_custom,
+    shape_for,
+    shape_name,
+    token_mask,
+    valid_tokens,
+)
 from netkin.settings import model_lock, random_states_kept
 
 
@@ -130,7 +139,7 @@ class Recorder:
             if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
                 raise ShapeError(f"{without_examples(name, tensor, length)}.")
             matrix, kind = rows_at(name, tensor, axis, shape, mask)
-            result = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
+            result = matrix if self.reduce is None else self.reduce(name, matrix, valid_tokens(mask, kind))
             rows[name] = apart(result, tensor)
             return None if taps is None else output
 
@@ -147,7 +156,8 @@ class Recorder:
                     for target, at_layers in taps.pull(output, batch, axes, tokens).items()
                 }
         self.batches += 1
-        valid = {} if tokens is None else {name: tokens for name in facts if facts[name].shape == "tokens"}
+        masks = {name: valid_tokens(mask, facts[name].shape) for name in facts}
+        valid = {name: tokens for name, tokens in masks.items() if tokens is not None}
         return Recorded({name: rows[name] for name in facts}, gradients, output if self.keeps_output else None, valid)
 
     def learn(self, batch: Any) -> Mapping[str, LayerFacts]:

@@ -54,6 +54,11 @@ class LayerSize:
         return self.model, self.name
 
     @property
+    def kind(self) -> str:
+        """The shape without the positions of tokens that it is of."""
+        return self.shape.partition("[")[0]
+
+    @property
     def rows_per_example(self) -> float:
         return self.rows / self.examples
 

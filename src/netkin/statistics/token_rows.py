@@ -55,7 +55,7 @@ class TokenRows(LinearRows):
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
-        if study.spectral or not any(layer.shape == "tokens" for layer in study.sizes):
+        if study.spectral or not any(layer.kind == "tokens" for layer in study.sizes):
             return None
         cap, item, n = study.tokens or TOKENS, settings.precision(study).itemsize, study.examples
         kept = sum((cap + max(cap // 4, layer.rows)) * layer.width * _itemsize(layer) for layer in study.sizes)
@@ -178,7 +178,7 @@ def _room(study: Study) -> int:
 
 def _is_half(layer: LayerSize) -> bool:
     """Return whether the tokens of a layer came in half precision."""
-    return layer.shape == "tokens" and layer.resolution in HALVES
+    return layer.kind == "tokens" and layer.resolution in HALVES
 
 
 def _itemsize(layer: LayerSize) -> int:
