@@ -30,12 +30,13 @@ from netkin.progress import ProgressOption, command, showing
 from netkin.representations import recording, rows_of, shape_for
 from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
-from netkin.representations.shapes import require_positions, token_mask, valid_tokens
+from netkin.representations.shapes import has_first, require_positions, token_mask, valid_tokens
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
 from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
+from netkin.statistics.massive import FirstTokens, first_places
 from netkin.statistics.stored import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Comparer:
             {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
         )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
+        self.firsts = FirstTokens()
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
         self._fits = 0  # examples that are known to fit the memory
@@ -166,6 +168,7 @@ class Comparer:
             return
         plan = make_plan(self.needs, self.study)
         self.note(plan=str(plan))
+        self.firsts = FirstTokens()
         self.collectors = [self._started(need, kind) for need, kind in zip(self.needs, plan.kinds, strict=True)]
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors if need.reduces else ():
@@ -214,6 +217,7 @@ class Comparer:
         if len(devices) > 1:  # all on an accelerator
             home = next(device for device in devices if device.type != "cpu")
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
+        self._count_first_tokens(rows, batch)
         rows = self.alignment.resized(rows) if self.record.resizes else rows
         place = -1  # among the needs that reduce
         with exact_matrix_products():
@@ -235,6 +239,21 @@ class Comparer:
         if self.examples > max(self.study.examples or 0, self._fits):
             self._refuse_outgrown()
         return batch.count
+
+    def _count_first_tokens(self, rows: Mapping[Key, Tensor], batch: Batch) -> None:
+        """Count the first tokens of the sequences, where they are among the rows."""
+        places: dict[int, Tensor] = {}  # by mask, which many layers share
+        for key, matrix in rows.items():
+            layer = self.study.layers.get(key)
+            if layer is None or layer.kind != "tokens" or not has_first(layer.shape):
+                continue
+            valid, count = batch.valid.get(key), len(batch.numbers)
+            if valid is None:
+                first = torch.arange(0, len(matrix), len(matrix) // count) if len(matrix) % count == 0 else None
+            else:
+                first = places.setdefault(id(valid), first_places(valid))
+            if first is not None:
+                self.firsts.add(key, matrix, first)
 
     def flush(self) -> None:
         """Look for NaN and Inf in the latest batch, if that has not been done yet."""
@@ -569,6 +588,7 @@ class Comparer:
             for x, y in zip(self.collectors, other.collectors, strict=True)
         ]
         merged.examples, merged.record = self.examples + other.examples, self.record.joined(other.record)
+        merged.firsts = self.firsts.merged(other.firsts)
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         return merged
@@ -610,6 +630,7 @@ class Comparer:
         self.flush()
         tensors: dict[str, Tensor] = {}
         collectors = to_plain(self.collectors, tensors, "collectors")
+        firsts = to_plain(self.firsts, tensors, "firsts")
         header = {
             "version": __version__,
             "record": asdict(self.record),
@@ -620,6 +641,7 @@ class Comparer:
             "needs": [{"measures": need.measures, "settings": to_plain(need.settings, {}, "")} for need in self.needs],
             "study": {name: getattr(self.study, name) for name in STUDY},
             "collectors": collectors,
+            "firsts": firsts,
         }
         return header, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
@@ -655,6 +677,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     comparer.record, comparer.examples = PassRecord(**header["record"]), header["examples"]
     comparer.digest = DataDigest.from_json(header["digest"])
     comparer.collectors, comparer.is_loaded = from_plain(header["collectors"], tensors), True
+    comparer.firsts = from_plain(header["firsts"], tensors)
     return comparer
 
 

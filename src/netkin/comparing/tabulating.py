@@ -24,6 +24,8 @@ from netkin.results.values import Pair, jackknife_error
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ, Collector, Key
 from netkin.statistics.decompositions import one_thread
+from netkin.statistics.massive import caveats_of_tokens
+from netkin.statistics.moments import Moments
 
 FEWEST_SEQUENCES = 20  # from which tokens get standard errors
 INTERRUPTED = "interrupted before this pair was reached"
@@ -126,7 +128,7 @@ class Tables:
             pair = self._read(table, x, y, read, without)
             with one_thread(getattr(pair, "is_small", False)):
                 if without is None:
-                    self.caveats += measure.caveats(pair)
+                    self.caveats += [*measure.caveats(pair), *self._of_tokens(measure, pair, x, y)]
                 values[place], cut = _value_and_cut(measure, pair)
                 if without is None and cut is not None and self.comparer.study.chunks:
                     table.cuts[x, y] = CutMargins(cut, pair, self.comparer.study.chunks)
@@ -143,6 +145,14 @@ class Tables:
                 table.jumps.add((x, y))
         elif without is None and hasattr(pair, "ranks") and (ranks := pair.ranks(measure.facts)) is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
+
+    def _of_tokens(self, measure: Measure, pair: Any, x: str, y: str) -> list[Caveat]:
+        """Return why CKA of two layers of tokens may be high for a few channels, or for the first tokens alone."""
+        keys = (self.a, x), (self.b, y)
+        of_tokens = all(self.comparer.alignment.given[key].kind == "tokens" for key in keys)
+        if not (of_tokens and isinstance(pair, Moments) and (measure.facts.debiased_as or measure.facts.debiases)):
+            return []
+        return caveats_of_tokens(keys[0], pair.x, keys[1], pair.y, self.comparer.firsts)
 
     def _is_mirrored(self, measure: Measure) -> bool:
         """Return whether one value serves both orders of a pair."""

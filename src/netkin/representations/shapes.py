@@ -270,6 +270,12 @@ def split_positions(name: str) -> tuple[str, str]:
     return kind, positions.removesuffix("]") if bracket else ""
 
 
+def has_first(name: str) -> bool:
+    """Return whether the first token of a sequence is among those that a shape of this name is of."""
+    positions = split_positions(name)[1]
+    return not positions or as_slice(positions).start == 0
+
+
 def as_slice(positions: str) -> slice:
     """Return positions as a slice whose start and step are numbers."""
     parts = re.fullmatch(r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?", positions) if isinstance(positions, str) else None
