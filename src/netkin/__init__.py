@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # so that type checkers see what a measure takes and gives
         cca_rms as cca_rms,
         cka as cka,
         cka_debiased as cka_debiased,
+        cka_debiased_by_sequence as cka_debiased_by_sequence,
         cka_minibatch as cka_minibatch,
         cka_rbf as cka_rbf,
         cka_rbf_debiased as cka_rbf_debiased,
@@ -87,7 +88,7 @@ _UNLISTED = {
         "run_until", "tokens",
     ],
     "netkin.measures": [
-        "atom_angular", "atom_cosine", "grassmann", "weight_cosine",
+        "atom_angular", "atom_cosine", "cka_debiased_by_sequence", "grassmann", "weight_cosine",
         "kernel_cka", "kernel_cka_uncentered", "kernel_nbs", "sketched_cka", "sketched_cka_by_buckets",
         "sketched_cka_uncentered", "sketched_nbs",
     ],

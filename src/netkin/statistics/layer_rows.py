@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -126,6 +126,7 @@ class LayerRows(RowCollector):
     """
 
     holds = "Rows"
+    keeps_examples: ClassVar[bool] = False  # whether each row's example is kept also without chunks
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         self.cap, self.seed = cap, seed
@@ -172,7 +173,7 @@ class LayerRows(RowCollector):
             if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
                 # a row's number must not depend on how many rows other examples have, in this part or in another
                 owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
-            examples = row_examples(places, len(matrix), owner) if self.chunks else None
+            examples = row_examples(places, len(matrix), owner) if self.chunks or self.keeps_examples else None
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > self.cap + self.slack:
                 layer.shrink(self.cap, self.seed)

@@ -65,7 +65,7 @@ class TokenRows(LinearRows):
             passing += sum(side_bytes(settings, layer, cap, item) for layer in study.sizes)
             passing += item * settings.matrices * study.read_at_once(lambda x, y: min(x.width, cap) * min(y.width, cap))
         else:
-            passing += min(_room(study), item * cap**2 * len(study.sizes))
+            passing += min(room_of(study), item * cap**2 * len(study.sizes))
         chunked = kept if study.chunks else 0  # the rows without a chunk are a copy
         why = "" if study.tokens else ", as statistics of all would not fit"
         return CostEstimate(
@@ -79,7 +79,7 @@ class TokenRows(LinearRows):
         halves = {key: HALVES[layer.resolution] for key, layer in study.layers.items() if _is_half(layer)}
         made = cls(
             study.pair_blocks, precision=settings.precision(study), chunks=study.chunks, cap=study.tokens or TOKENS,
-            seed=study.seed, dtypes=halves, room=_room(study),
+            seed=study.seed, dtypes=halves, room=room_of(study),
         )  # fmt: skip
         made.resolutions = study.resolutions
         return made
@@ -116,15 +116,22 @@ class TokenRows(LinearRows):
         start = left.index(a) // size * size
 
         def make() -> dict[tuple[Key, Key], Tensor]:
-            some = {key: self._side(key, without).gram for key in left[start : start + size]}
+            some = {key: self._gram(key, without) for key in left[start : start + size]}
             squares = {}
             for other in right:
-                gram = some[other] if other in some else self._side(other, without).gram
+                gram = some[other] if other in some else self._gram(other, without)
                 for key, mine in some.items():
-                    squares[key, other] = _inner_product(mine, gram)
+                    squares[key, other] = self._product(mine, gram)
             return squares
 
         return self.once(("squares", start, tuple(left), tuple(right), without), make)
+
+    def _gram(self, key: Key, without: int | None) -> Any:
+        """Return what is held of a layer while others pass by."""
+        return self._side(key, without).gram
+
+    def _product(self, one: Any, other: Any) -> Tensor:
+        return _inner_product(one, other)
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         seen = max(self.layers[key].seen for pair in pairs for key in pair)
@@ -172,7 +179,8 @@ def _inner_product(A: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.vecdot(A, B).to(summing_dtype(A.device)).sum()
 
 
-def _room(study: Study) -> int:
+def room_of(study: Study) -> int:
+    """Return the bytes of Gram matrices that may be held."""
     return min(ROOM, study.limit // 4)
 
 
