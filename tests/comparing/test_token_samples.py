@@ -15,10 +15,11 @@ def compared(data, measures=("cka", "cka_debiased"), nets=None, **options):
     return nk.compare(*(nets or models()), data, measures, layers="blocks.*", shape="tokens", progress=False, **options)
 
 
+@pytest.mark.parametrize("width", [12, 64])  # narrow ones have products of features, wider ones Gram matrices
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_sample_of_all_tokens_gives_what_moments_give(ragged):
-    data = sequences(ragged=ragged)
-    exact, sampled = compared(data, LINEAR), compared(data, LINEAR, tokens=10_000)
+def test_a_sample_of_all_tokens_gives_what_moments_give(ragged, width):
+    data, nets = sequences(ragged=ragged), models(width=width)
+    exact, sampled = compared(data, LINEAR, nets), compared(data, LINEAR, nets, tokens=10_000)
     for measure in LINEAR:
         assert exact[measure].statistic == "Moments"
         assert (sampled[measure].statistic, sampled[measure].exactness) == ("Rows", "exact")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TOKENS = 4096  # tokens that are kept: Gram matrices grow with the square
 ROOM = 2**31  # bytes of Gram matrices that are held while the other layers pass by, at most
+NARROW = 8  # up to a share of one in so many of its tokens a layer is narrow
 HALVES = {torch.finfo(dtype).eps: dtype for dtype in (torch.bfloat16, torch.float16)}
 
 
@@ -60,12 +61,13 @@ class TokenRows(LinearRows):
         cap, item, n = study.tokens or TOKENS, settings.precision(study).itemsize, study.examples
         kept = sum((cap + max(cap // 4, layer.rows)) * layer.width * _itemsize(layer) for layer in study.sizes)
         widest = max(layer.width for layer in study.sizes)
-        passing = item * 3 * (cap * widest + cap**2)  # a layer about its mean, and its products
+        square = 0 if _is_narrow(widest, cap) else item * cap**2
+        passing = 3 * (item * cap * widest + square)  # a layer about its mean, and its products
         if settings.whitens or settings.rotates or settings.uncentred:
             passing += sum(side_bytes(settings, layer, cap, item) for layer in study.sizes)
             passing += item * settings.matrices * study.read_at_once(lambda x, y: min(x.width, cap) * min(y.width, cap))
         else:
-            passing += min(room_of(study), item * cap**2 * len(study.sizes))
+            passing += min(room_of(study), square * len(study.sizes))
         chunked = kept if study.chunks else 0  # the rows without a chunk are a copy
         why = "" if study.tokens else ", as statistics of all would not fit"
         return CostEstimate(
@@ -98,6 +100,8 @@ class TokenRows(LinearRows):
         require_pair(a, b, self.names, "rows", self.pair_blocks)
         sides = self._side(a, without), self._side(b, without)
         self.require_alike_rows(a, b)  # once both are in order
+        if all(_is_narrow(side.width, side.n) for side in sides):
+            return Moments(*sides)
         return TokenMoments(*sides, lambda: self._squares(a, b, without)[a, b])
 
     def _side(self, key: Key, without: int | None) -> TokenSide:
@@ -161,15 +165,23 @@ class TokenSide(RowsSide):
 
     def __init__(self, X: Tensor, name: str, precision: torch.dtype, *, resolution: float | None):
         super().__init__(X, name, precision, resolution=resolution)
+        self._rows = None
+        if _is_narrow(self.width, self.n):
+            return
         gram = self.gram
         # into the dictionary, where the cached properties of rows look for what is known
         norms = torch.diagonal(gram).to(summing_dtype(gram.device))
-        self.__dict__ |= {"squared": squared_norm(gram), "row_norms": norms, "_rows": None}
+        self.__dict__ |= {"squared": squared_norm(gram), "row_norms": norms}
 
     @property
     def gram(self) -> Tensor:
         rows = self.rows
         return rows @ rows.mT
+
+
+def _is_narrow(width: int, tokens: int) -> bool:
+    """Return whether products of features take less than Gram matrices, those of all pairs together."""
+    return NARROW * width <= tokens
 
 
 def _inner_product(A: Tensor, B: Tensor) -> Tensor:
