@@ -1,7 +1,7 @@
 """Samples of tokens against all of them: how far values of a small language model scatter, and whether they are biased.
 
 `NETKIN_DATA=DIR python bench/token_samples.py` trains two small language models on the texts of Shakespeare
-(DIR/shakespeare/input.txt), records their blocks over 65,536 tokens, and compares those of the same depth from samples of
+(DIR/shakespeare/input.txt), records their blocks over 65,536 tokens, and compares those of one depth from samples of
 1,024, 4,096 and 16,384 tokens, of 20 seeds each. The control is the exact value of all tokens.
 
 The criterion, fixed before the first run, for measures that are said to have no bias (`cka_debiased`,
