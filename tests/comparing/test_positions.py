@@ -82,8 +82,7 @@ def test_without_a_mask_all_tokens_count():
     options = {"layers": "blocks.*", "shape": "tokens", "positions": "1:-1", "progress": False}
     measures = ["cka", "cka_minibatch(batch=16)"]
     plain, with_mask = (nk.compare(*nets, [data], measures, **options) for data in (ids, masked))
-    for measure in ["cka"]:
-        np.testing.assert_allclose(plain[measure].values, with_mask[measure].values, rtol=1e-6)
+    np.testing.assert_allclose(plain["cka"].values, with_mask["cka"].values, rtol=1e-6)
     recorded = [
         {
             "blocks.1": nk.activations(net, "blocks.1", [ids], shape=lambda out: out.flatten(1))["blocks.1"].reshape(
@@ -92,6 +91,9 @@ def test_without_a_mask_all_tokens_count():
         }
         for net in nets
     ]
+    cut = [{"blocks.1": side["blocks.1"][:, 1:-1]} for side in recorded]
+    by_hand = nk.compare(*cut, measures=measures[1], shape="tokens")["blocks.1", "blocks.1"]
+    assert plain[measures[1]]["blocks.1", "blocks.1"] == pytest.approx(by_hand, rel=1e-4)
     again = nk.compare(*recorded, measures=measures, shape="tokens", positions="1:-1")
     assert again["cka"]["blocks.1", "blocks.1"] == pytest.approx(plain["cka"]["blocks.1", "blocks.1"], rel=1e-5)
     comparer = nk.Comparer(shape="tokens", positions="1:-1")
@@ -130,6 +132,15 @@ def test_parts_and_files_keep_the_positions(tokens, tmp_path):
     other = nk.collect(*models(), loader, ["cka"], part=(1, 3), **options | {"positions": "2:"})
     with pytest.raises(ShapeError, match=r"tokens\[1:\]"):
         nk.merge([parts[0], other])
+
+
+def test_many_models_are_compared_at_the_chosen_positions():
+    nets, data = models(), sequences()
+    options = {"layers": "blocks.1", "shape": "tokens", "positions": "1:", "progress": False}
+    several = nk.compare_many({"a": nets[0], "b": nets[1], "c": nets[0]}, data, **options)
+    alone = nk.compare(*nets, data, **options)
+    assert several["a", "b"]["blocks.1", "blocks.1"] == pytest.approx(alone["blocks.1", "blocks.1"], rel=1e-9)
+    assert several["a", "c"].shapes_b == {"blocks.1": "tokens[1:]"}
 
 
 def test_positions_can_be_written_in_the_shape_of_some_layers():

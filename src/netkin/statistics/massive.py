@@ -110,12 +110,12 @@ def caveats_of_tokens(a: Key, x: PairSide, b: Key, y: PairSide, firsts: FirstTok
                 "it out with `positions='1:'`."
             )
             caveats.append(Caveat("massive-first-tokens", sentence, size=score))
-    leading = leading_channels(x), leading_channels(y)
-    if leading[0] is not None and leading[1] is not None:
-        score = (leading[0].share * leading[1].share) ** 0.5
+    leading, other = leading_channels(x), leading_channels(y)
+    if leading is not None and other is not None:
+        score = (leading.share * other.share) ** 0.5
         held = " and ".join(
-            f"{_in_words(of.channels)} {of.share:.0%} of ‖XᵀX‖² of {side.name}"
-            for of, side in zip(leading, (x, y), strict=True)
+            f"{_in_words(few.channels)} {few.share:.0%} of ‖XᵀX‖² of {side.name}"
+            for few, side in ((leading, x), (other, y))
         )
         sentence = (
             f"few channels hold most of the variance that CKA weighs: {held}; layers that share nothing but these "
