@@ -85,7 +85,7 @@ def cka_debiased(moments: Moments) -> Tensor:
     convention="HSIC of terms across different sequences, linear kernel; never clamped",
     reference="Song et al. (2012), JMLR 13, with sequences in the place of examples",
     means="How similarly the two layers arrange tokens, without the bias that tokens of one sequence, which are alike, "
-    "leave in `cka_debiased`. Unrelated layers lie around 0; 1 means a rotated, rescaled, shifted copy.",
+    "leave in cka_debiased. Unrelated layers lie around 0; 1 means a rotated, rescaled, shifted copy.",
     cannot_see=f"{LEADING} Of what tokens of one sequence share with each other alone it sees nothing.",
 )
 def cka_debiased_by_sequence(sequences: Sequences) -> Tensor:
