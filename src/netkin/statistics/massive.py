@@ -119,7 +119,7 @@ def caveats_of_tokens(a: Key, x: PairSide, b: Key, y: PairSide, firsts: FirstTok
         )
         sentence = (
             f"few channels hold most of the variance that CKA weighs: {held}; layers that share nothing but these "
-            f"would have a CKA of {score:.2f}."
+            f"would have a CKA of {score:.2f}; leave them out by a function as `shape`."
         )
         caveats.append(Caveat("massive-channels", sentence, size=score))
     return caveats
