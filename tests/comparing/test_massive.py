@@ -95,6 +95,12 @@ def test_a_channel_of_one_layer_alone_is_not_reported():
     assert not codes(comparison)
 
 
+def test_estimates_across_sequences_are_as_high_by_one_channel():
+    comparison = compared(*layers(channel=30), "cka_debiased_by_sequence", tokens=600)
+    assert comparison["x", "y"] > 0.95
+    assert "channel 5 holds" in str(codes(comparison)["massive-channels"])
+
+
 def test_measures_that_weigh_all_directions_alike_have_no_such_caveat():
     assert not codes(compared(*layers(channel=30, first=30), ["cca_mean"]))
 

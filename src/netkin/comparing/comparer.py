@@ -242,18 +242,20 @@ class Comparer:
 
     def _count_first_tokens(self, rows: Mapping[Key, Tensor], batch: Batch) -> None:
         """Count the first tokens of the sequences, where they are among the rows."""
-        places: dict[int, Tensor] = {}  # by mask, which many layers share
+        places: dict[tuple[int, torch.device], Tensor] = {}  # by mask, which many layers share
         for key, matrix in rows.items():
             layer = self.study.layers.get(key)
             if layer is None or layer.kind != "tokens" or not has_first(layer.shape):
                 continue
             valid, count = batch.valid.get(key), len(batch.numbers)
             if valid is None:
-                first = torch.arange(0, len(matrix), len(matrix) // count) if len(matrix) % count == 0 else None
-            else:
-                first = places.setdefault(id(valid), first_places(valid))
-            if first is not None:
-                self.firsts.add(key, matrix, first)
+                if len(matrix) % count == 0:
+                    self.firsts.add(key, matrix, slice(None, None, len(matrix) // count))
+                continue
+            where = id(valid), matrix.device
+            if where not in places:
+                places[where] = first_places(valid).to(matrix.device)
+            self.firsts.add(key, matrix, places[where])
 
     def flush(self) -> None:
         """Look for NaN and Inf in the latest batch, if that has not been done yet."""

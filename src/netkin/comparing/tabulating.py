@@ -26,6 +26,7 @@ from netkin.statistics.collector import READ, Collector, Key
 from netkin.statistics.decompositions import one_thread
 from netkin.statistics.massive import caveats_of_tokens
 from netkin.statistics.moments import Moments
+from netkin.statistics.sequence_rows import Sequences
 
 FEWEST_SEQUENCES = 20  # from which tokens get standard errors
 INTERRUPTED = "interrupted before this pair was reached"
@@ -150,7 +151,11 @@ class Tables:
         """Return why CKA of two layers of tokens may be high for a few channels, or for the first tokens alone."""
         keys = (self.a, x), (self.b, y)
         of_tokens = all(self.comparer.alignment.given[key].kind == "tokens" for key in keys)
-        if not (of_tokens and isinstance(pair, Moments) and (measure.facts.debiased_as or measure.facts.debiases)):
+        if not (
+            of_tokens
+            and isinstance(pair, (Moments, Sequences))
+            and (measure.facts.debiased_as or measure.facts.debiases)
+        ):
             return []
         return caveats_of_tokens(keys[0], pair.x, keys[1], pair.y, self.comparer.firsts)
 

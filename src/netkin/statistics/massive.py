@@ -38,10 +38,11 @@ class FirstTokens(Stored):
         self.tokens: dict[Key, int] = {}
         self.sums: dict[Key, Tensor] = {}
 
-    def add(self, key: Key, rows: Tensor, places: Tensor) -> None:
+    def add(self, key: Key, rows: Tensor, places: Tensor | slice) -> None:
         """Count the rows of a batch, of which those at `places` are first tokens."""
-        first = rows.index_select(0, places.to(rows.device)).sum(0, dtype=summing_dtype(rows.device))
-        self.sequences[key] = self.sequences.get(key, 0) + len(places)
+        firsts = rows[places]
+        first = firsts.sum(0, dtype=summing_dtype(rows.device))
+        self.sequences[key] = self.sequences.get(key, 0) + len(firsts)
         self.tokens[key] = self.tokens.get(key, 0) + len(rows)
         self.sums[key] = self.sums[key] + first if key in self.sums else first
 
