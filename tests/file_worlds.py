@@ -117,7 +117,11 @@ OF_MAPS = {
 }
 
 
-OF_TOKENS = {"tokens": (LINEAR, {"layers": ["0", "1"], "shape": "tokens", "tokens": 8})}
+SAMPLED = {"layers": ["0", "1"], "shape": "tokens", "tokens": 8}
+OF_TOKENS = {
+    "tokens": (LINEAR, {**SAMPLED, "positions": "1:"}),
+    "sequences": (["cka_debiased_by_sequence"], {**SAMPLED, **CHUNKED}),
+}
 
 
 def reader():
