@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import as_matrix, summing_dtype
-from netkin.errors import NoValue, ShapeError
+from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics.collector import CostEstimate, Key, Pair, Study, chunk_of, require_pair
 from netkin.statistics.layer_moments import LinearSettings
 from netkin.statistics.rows import RowsSide
@@ -116,10 +116,14 @@ class SequenceRows(TokenRows):
     keeps_examples = True
 
     @classmethod
-    def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
+    def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate:
         sampled = super().cost(settings, study)
-        if sampled is None:
-            return None
+        if sampled is None:  # there is no other collector
+            raise InvalidValue(
+                "'cka_debiased_by_sequence' reads tokens by their sequences, and no layer gives tokens; take "
+                "shape='tokens', or the measure 'cka_debiased'.",
+                argument="shape",
+            )
         cap, item = study.tokens or TOKENS, settings.precision(study).itemsize
         # products by token and by sequence, of those held and of one that passes by, and a product of both
         grams = 2 * min(room_of(study), item * cap**2 * len(study.sizes)) + 5 * item * cap**2
