@@ -159,6 +159,16 @@ def within(row: dict[str, float]) -> bool:
     return LOW - slack <= row["coverage"] <= HIGH + slack
 
 
+def outside(record: dict[str, Any]) -> str:
+    """Return the worlds in which some coverage misses the criterion, as text."""
+    worlds = [
+        world
+        for world, by_count in record["coverage"].items()
+        if not all(within(row) for rows in by_count.values() for row in rows.values())
+    ]
+    return ", ".join(worlds) or "none"
+
+
 def table(record: dict[str, Any]) -> str:
     """Return the record as a table for the guide."""
     columns = (*MEASURES, ACROSS)
