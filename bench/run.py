@@ -417,9 +417,9 @@ def sampled_tokens() -> list[str]:
         f"Made by `bench/token_errors.py` on {errors['date']}: how often the 95 % interval of a standard error by "
         f"sequences, of 20 chunks, holds the mean of the measure over {errors['trials']:,} data sets of the same size "
         f"({errors['trials'] // 4:,} where tokens are sampled). Each token of the AR(1) worlds is 0.8 of the one "
-        f"before and the rest new. Goal: 93 to 97 %; outside by more than chance: {token_errors.outside(errors)}. Errors of "
-        "unrelated layers are about √2 times the spread of their values, as leaving out chunks finds where a value "
-        "depends on pairs of examples alone.",
+        f"before and the rest new. Goal: 93 to 97 %; outside by more than chance: {token_errors.outside(errors)}. "
+        "Errors of unrelated layers are about √2 times the spread of their values, as leaving out chunks finds where a "
+        "value depends on pairs of examples alone.",
         "",
         token_errors.table(errors),
     ]
