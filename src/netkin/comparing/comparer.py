@@ -128,7 +128,7 @@ class Comparer:
             {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
         )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
-        self.firsts = FirstTokens()
+        self.firsts, self._with_first = FirstTokens(), set[Key]()  # layers whose first tokens are among their rows
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
         self._fits = 0  # examples that are known to fit the memory
@@ -169,6 +169,8 @@ class Comparer:
         plan = make_plan(self.needs, self.study)
         self.note(plan=str(plan))
         self.firsts = FirstTokens()
+        of_tokens = {key: layer for key, layer in self.study.layers.items() if layer.kind == "tokens"}
+        self._with_first = {key for key, layer in of_tokens.items() if has_first(layer.shape)}
         self.collectors = [self._started(need, kind) for need, kind in zip(self.needs, plan.kinds, strict=True)]
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors if need.reduces else ():
@@ -217,7 +219,8 @@ class Comparer:
         if len(devices) > 1:  # all on an accelerator
             home = next(device for device in devices if device.type != "cpu")
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
-        self._count_first_tokens(rows, batch)
+        if self._with_first:
+            self._count_first_tokens(rows, batch)
         rows = self.alignment.resized(rows) if self.record.resizes else rows
         place = -1  # among the needs that reduce
         with exact_matrix_products():
@@ -243,10 +246,8 @@ class Comparer:
     def _count_first_tokens(self, rows: Mapping[Key, Tensor], batch: Batch) -> None:
         """Count the first tokens of the sequences, where they are among the rows."""
         places: dict[tuple[int, torch.device], Tensor] = {}  # by mask, which many layers share
-        for key, matrix in rows.items():
-            layer = self.study.layers.get(key)
-            if layer is None or layer.kind != "tokens" or not has_first(layer.shape):
-                continue
+        for key in self._with_first & rows.keys():
+            matrix = rows[key]
             valid, count = batch.valid.get(key), len(batch.numbers)
             if valid is None:
                 if len(matrix) % count == 0:

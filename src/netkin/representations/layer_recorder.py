@@ -139,7 +139,8 @@ class Recorder:
             if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
                 raise ShapeError(f"{without_examples(name, tensor, length)}.")
             matrix, kind = rows_at(name, tensor, axis, shape, mask)
-            result = matrix if self.reduce is None else self.reduce(name, matrix, valid_tokens(mask, kind))
+            valid = None if mask is None else valid_tokens(mask, kind)
+            result = matrix if self.reduce is None else self.reduce(name, matrix, valid)
             rows[name] = apart(result, tensor)
             return None if taps is None else output
 
@@ -156,7 +157,7 @@ class Recorder:
                     for target, at_layers in taps.pull(output, batch, axes, tokens).items()
                 }
         self.batches += 1
-        masks = {name: valid_tokens(mask, facts[name].shape) for name in facts}
+        masks = {} if mask is None else {name: valid_tokens(mask, facts[name].shape) for name in facts}
         valid = {name: tokens for name, tokens in masks.items() if tokens is not None}
         return Recorded({name: rows[name] for name in facts}, gradients, output if self.keeps_output else None, valid)
 

@@ -212,16 +212,22 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
     if output.ndim <= 2:
         rows = output if output.ndim == 2 else output[:, None]
         return (rows if rows.dtype in SUMMED else rows.float()), "matrix"
-    kind, positions = split_positions(name)
-    if positions and output.ndim != 3:
+    if "[" in name:
+        return _rows_at_positions(output, *split_positions(name), mask)
+    name = name or ("mean" if output.ndim == 3 else "pool")
+    function = SHAPES[name]
+    return (function(output, mask) if name in FOR_TOKENS else function(output)), name
+
+
+def _rows_at_positions(output: Tensor, name: str, positions: str, mask: Mask) -> tuple[Tensor, str]:
+    """Return the rows of some positions of sequences, and the name of the shape with them."""
+    if output.ndim != 3:
         raise ShapeError(
             f"positions={positions!r} are those of tokens, and an output of shape {tuple(output.shape)} is taken as "
             "n × c × space; choose layers of tokens, or leave `positions` out."
         )
-    kind = kind or ("mean" if output.ndim == 3 else "pool")
-    if kind not in FOR_TOKENS:
-        return SHAPES[kind](output), kind
-    return SHAPES[kind](*at_positions(_fitting(output, kind), mask, positions)), with_positions(kind, positions)
+    name = name or "mean"
+    return SHAPES[name](*at_positions(output, mask, positions)), f"{name}[{positions}]"
 
 
 def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:

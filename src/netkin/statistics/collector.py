@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,7 +54,7 @@ class LayerSize:
     def key(self) -> tuple[str, str]:
         return self.model, self.name
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The shape without the positions of tokens that it is of."""
         return self.shape.partition("[")[0]
