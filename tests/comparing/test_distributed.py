@@ -102,8 +102,7 @@ EVERYWHERE = {
     "a_start": "InvalidValue: `start` is for one process, and here {count} share the data; leave it out.",
     "a_partial_call": "InvalidValue: `partial` is for one process, and here {count} share the data; leave it out.",
     "a_file": "InvalidValue: `save` is for one process and for engine='ray'; under torchrun leave it out, and let",
-    "a_sharded_model": "InvalidValue: the weights of 'a' are sharded over the ranks (FSDP), so that every forward",
-    "an_offloaded_model": "InvalidValue: the model is offloaded by accelerate, so that weights are fetched when a",
+    "a_sharded_model": "InvalidValue: 'a' is sharded over several processes (FSDP or tensor parallel), so that each ",
 }
 UNLIKE = {
     "other_seeds": "InvalidValue: rank 1 differs from rank 0 in its seed: 1 and 0; call every rank with the same arg",

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
+from netkin.identity.weight_hash import offloaded_weight
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Transform, length_if_known, require_finite_inputs
+from netkin.representations.inputs import Transform, device_of, length_if_known, require_finite_inputs
 from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
@@ -181,7 +182,7 @@ class ModelSide(Side):
         self._digest = ""
         self._form: Form | None = None
         _refuse_absent(source.device)
-        self.device = source.device or next(iter(_devices_of(self.model)))
+        self.device = source.device or device_of(self.model)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class ModelSide(Side):
         remarks = {"random weights": random, "one layer": whole}
         return {
             "model": type(self.model).__name__,
-            "device": ", ".join(sorted(map(str, devices))),
+            "device": ", ".join(sorted({str(device) for device in devices})).replace("meta", "offloaded by accelerate"),
             **names,
             "precision": model_precision(self.model, exact=self._exact),
             "weights": self._digest,
@@ -256,9 +257,14 @@ class ModelSide(Side):
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
         if layers is None and not self.names_layers:
-            return {name: tensors for name, module in known.items() if (tensors := layer_weights(module))}
+            return {name: tensors for name in known if (tensors := self._layer_weights(name, known))}
         names = choose(self.model, self._source.layers) if layers is None else layers
-        return {name: layer_weights(known[split_call(name)[0]]) for name in names}
+        return {name: self._layer_weights(split_call(name)[0], known) for name in names}
+
+    def _layer_weights(self, layer: str, known: Mapping[str, nn.Module]) -> Tensors:
+        model, before = unwrapped(self.model), f"{layer}." if layer else ""
+        weights = layer_weights(known[layer])
+        return {name: offloaded_weight(model, before + name, tensor) for name, tensor in weights.items()}
 
 
 class RecordedSide(Side):
@@ -413,15 +419,17 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 
 @contextmanager
 def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
-    """Move a model to `device` while the `with` lasts."""
+    """Move a model to `device` while the `with` lasts; one that accelerate has offloaded runs where it is."""
     _refuse_absent(device)
     homes = _devices_of(model)
-    if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
-        raise InvalidValue(
-            "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
-            "load it with a `device_map` that keeps all of it on devices."
-        )
     refuse_lazy(model)
+    if device is not None and torch.device("meta") in homes:
+        raise InvalidValue(
+            f"the model is offloaded by accelerate, which fetches weights when a layer runs, so it can't be moved to "
+            f"{str(device)!r}; leave `device` out to run it where it is.",
+            argument="device",
+            value=str(device),
+        )
     if device is None or homes == {torch.device(device)}:
         yield
         return

@@ -182,8 +182,14 @@ def attention_mask(batch: Any) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the model's first parameter or buffer is; the CPU for a model without any."""
-    return next((tensor.device for tensor in _tensors_of(model)), torch.device("cpu"))
+    """Return where the model's first parameter or buffer is; the CPU for a model without any.
+
+    Of weights that accelerate has offloaded it is where they are brought when their layer runs.
+    """
+    there = next((tensor.device for tensor in _tensors_of(model) if not tensor.is_meta), None)
+    hooks = (getattr(module, "_hf_hook", None) for module in (model.modules() if there is None else ()))
+    runs = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(there or next((device for device in runs if device is not None), "cpu"))
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:

@@ -35,7 +35,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
-from netkin.identity.weight_hash import LAZY, without_wrappers
+from netkin.identity.weight_hash import LAZY, SHARDED, offloaded_to, without_wrappers
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
@@ -159,16 +159,25 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_lazy(*models: nn.Module) -> None:
-    """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
+    """Refuse models with weights that have no values here: lazy ones, which running would draw, and sharded ones."""
     for model in models:
         model = unwrapped(model)
+        refuse_sharded(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
                 raise InvalidValue(f"{layer_label(name.rpartition('.')[0])} {LAZY}")
-            if tensor.is_meta:
+            if tensor.is_meta and not offloaded_to(model, name):
                 raise InvalidValue(
                     "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
+
+
+def refuse_sharded(model: nn.Module, name: str = "the model") -> None:
+    """Refuse a model of which each process holds a piece: it runs only if all of them run it at once."""
+    tensors = {type(parameter).__name__ for parameter in model.parameters()}
+    wrappers = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if "DTensor" in tensors or wrappers & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise InvalidValue(f"{name} {SHARDED}")
 
 
 def refuse_uncopyable(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, 
 from netkin.sources.architectures import CharLSTM
 from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
 from netkin.sources.examples import class_folders, digits, image_folder, npz, text
-from netkin.sources.models import load_processor, preprocessing
+from netkin.sources.models import is_huggingface_name, load_processor, preprocessing, split_huggingface
 from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
 from netkin.sources.published import cifar10, cifar100, mnist, svhn
 
@@ -201,7 +201,7 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
 
 def refuse_characters(data: Any, models: Sequence[Any]) -> None:
     """Refuse to feed characters to Hugging Face models, which take tokens."""
-    named = next((model for model in models if isinstance(model, str) and model.startswith("hf:")), None)
+    named = next((model for model in models if is_huggingface_name(model)), None)
     if named is not None and isinstance(data, Batches) and data.are_characters:
         raise SourceError(
             f"{data.name!r} holds characters, and {named!r} takes tokens; give the data by name, or load them with "
@@ -214,7 +214,7 @@ def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
     if not option or option in options or "normalise" in options:
         return {}
-    folders = [model.removeprefix("hf:") for model in models if isinstance(model, str) and model.startswith("hf:")]
+    folders = [split_huggingface(model)[0] for model in models if is_huggingface_name(model)]
     if option == "tokenizer":  # images for live models are prepared by whoever loaded them
         folders += [_folder_of(model) for model in models if _is_huggingface(model)]
     if not folders:

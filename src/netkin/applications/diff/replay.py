@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from netkin.applications.diff.adapting import is_floating
 from netkin.applications.diff.call_arguments import CallInputs, Keeper, Told, differing, other_forms
-from netkin.applications.diff.floor import ABOVE, DtypeOf, cast_tensors, coarser, rounding_of
+from netkin.applications.diff.floor import ABOVE, DtypeOf, cast_tensors, coarser, floating_parameters, rounding_of
 from netkin.representations.hooks import KeyPath, leaves, uncompiled
-from netkin.representations.inputs import FLOATING
+from netkin.representations.inputs import FLOATING, device_of
 from netkin.representations.layers import modules
 from netkin.settings import random_states
 
@@ -277,7 +277,7 @@ class _Replayed:
         runs by what itself was told; a module is at fault if neither agrees.
         """
         other = self.replay.others[self.name]
-        device = next((tensor.device for tensor in other.parameters()), None)
+        device = None if next(other.parameters(), None) is None else device_of(other)
         copied = self.inputs.copied(self.trace.dtypes, self._default, device)
         forms = other_forms(dict(self.inputs.beside()), self.trace.told)
         if not forms:
@@ -300,23 +300,22 @@ class _Replayed:
         is_cast = any(lowered.get(path, self._default) not in (None, dtype) for path, dtype in own.items())
         runs = []
         if is_cast or any(
-            self.replay.dtype_of(tensor) != tensor.dtype
-            for tensor in self.module.parameters()
-            if tensor.dtype in FLOATING
+            self.replay.dtype_of(inner, name) != tensor.dtype
+            for inner, name, tensor in floating_parameters(self.module)
         ):
             with cast_tensors(self.module, self.replay.dtype_of):
                 runs.append(self._run(self.module, self.inputs.copied(lowered, self._default)))
         if own or dtypes:
             above = ABOVE.get(coarser(*own.values(), *dtypes), torch.float64)
-            with cast_tensors(self.module, lambda tensor: above):
+            with cast_tensors(self.module, lambda *_: above):
                 runs.append(self._run(self.module, self.inputs.copied({}, above)))
         return [list(outputs.values()) for outputs in runs]
 
     @property
     def _default(self) -> torch.dtype | None:
         """The type of tensors whose place the other's call does not have."""
-        tensors = (tensor for tensor in self.module.parameters() if tensor.dtype in FLOATING)
-        return next(iter(self.trace.dtypes.values()), None) or next(map(self.replay.dtype_of, tensors), None)
+        dtypes = (self.replay.dtype_of(inner, name) for inner, name, _ in floating_parameters(self.module))
+        return next(iter(self.trace.dtypes.values()), None) or next(dtypes, None)
 
     def _run(self, module: nn.Module, inputs: CallInputs) -> Outputs:
         self.random_before()

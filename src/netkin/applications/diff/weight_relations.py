@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.diff.floor import coarser
+from netkin.identity.weight_hash import offloaded_weight
 from netkin.representations.inputs import FLOATING
 from netkin.results.diff import WeightDiff
 
@@ -31,7 +32,10 @@ def weight_relations(model: nn.Module, other: nn.Module, names: Mapping[str, str
         own = names.get(module)
         counterpart = None if own is None else f"{own}.{key}".lstrip(".")
         there = theirs.pop(counterpart, None) if counterpart else None
-        found[name] = WeightDiff(relation="gone") if there is None else relation(tensor, there)
+        if counterpart is None or there is None:
+            found[name] = WeightDiff(relation="gone")
+        else:
+            found[name] = relation(offloaded_weight(model, name, tensor), offloaded_weight(other, counterpart, there))
     return found | {name: WeightDiff(relation="new") for name in theirs}
 
 

@@ -26,6 +26,7 @@ from netkin.comparing.sides import ModelSide, Side
 from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
 from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
+from netkin.representations.layers import refuse_sharded
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
 from netkin.statistics.stored import from_plain, to_plain
@@ -57,7 +58,7 @@ class Distributed(PassEngine):
     def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
         models = {side.name: side.model for side in sides if isinstance(side, ModelSide)}
         for name, model in models.items():
-            _refuse_sharded(name, model)
+            refuse_sharded(model, repr(name))
         self.ranks.refuse_unlike(settings)
         with ExitStack() as stack:
             for model in models.values():
@@ -170,18 +171,6 @@ def _to_message(result: Comparer | list[Comparison]) -> TensorMessage:
 def _from_message(header: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return from_arrays(header, arrays) if "collectors" in header else unpacked_columns(header, arrays)
-
-
-def _refuse_sharded(name: str, model: nn.Module) -> None:
-    """Refuse a model of which each rank holds a piece: it runs only if all ranks run it at once, and shares differ."""
-    tensors = (type(parameter).__name__ for parameter in model.parameters())
-    wrappers = (type(module).__name__ for module in model.modules())
-    if "DTensor" in tensors or "FullyShardedDataParallel" in wrappers:
-        raise InvalidValue(
-            f"the weights of {name!r} are sharded over the ranks (FSDP), so that every forward needs all ranks at "
-            "once, and their shares of the data differ in length; load the full weights on each rank, as "
-            "`torch.distributed.checkpoint.state_dict.get_model_state_dict` gives them."
-        )
 
 
 # --- ranks ----------------------------------------------------------------------------------------------------------
