@@ -278,8 +278,11 @@ def test_what_is_left_of_a_text_is_dropped(words):
 
 
 def test_a_text_or_a_window_too_short_for_tokens_is_refused(words):
-    with pytest.raises(SourceError, match="holds 62 tokens; a window of 64 needs 64. Choose a shorter one"):
+    with pytest.raises(SourceError, match="a window of 64 tokens does not fit .* takes at most 16; choose another"):
         load_data(f"text:{words / 'a.txt'}", models=[f"hf:{words}"])
+    (words / "short.txt").write_text("the cat sat on the mat")
+    with pytest.raises(SourceError, match="holds 8 tokens; a window of 9 needs 9. Choose a shorter one"):
+        load_data(f"text,window=9:{words / 'short.txt'}", models=[f"hf:{words}"])
     with pytest.raises(SourceError, match=r"a window of 2 tokens does not fit .* adds 2 special ones"):
         load_data(f"text,window=2:{words / 'a.txt'}", models=[f"hf:{words}"])
 

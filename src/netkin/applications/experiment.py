@@ -28,6 +28,7 @@ from netkin.representations.layers import refuse_lazy
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from netkin.sources.tokenized import is_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ class Experiment:
 
     def load_data(self, name: str) -> Any:
         """Return the data for a model; data by name are processed as the model's own folder says."""
-        if not isinstance(self.data, str):
+        if not (isinstance(self.data, str) or is_texts(self.data)):
             return self.data
         return sample(load_data(self.data, models=[self.models[name]]), self.examples, seed=self.seed)
 

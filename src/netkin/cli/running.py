@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from netkin.comparing.engines.plain import DataSpec
     from netkin.comparing.engines.ray import Ray
-    from netkin.sources.batches import Batches, Borrowed
+    from netkin.sources.batches import Data
 
 Result = TypeVar("Result")
 MODELS = "netkin.models"  # that a command has loaded
@@ -148,7 +148,7 @@ def load_batches(
     seed: int,
     balanced: bool = False,
     models: Sequence[str] = (),
-) -> Batches | Borrowed:
+) -> Data:
     """Return the data that `spec` names, prepared for the `models`, or a sample of them."""
     from netkin.sources import load_data
     from netkin.sources.batches import sample

@@ -28,7 +28,15 @@ from netkin.comparing.plan import (
     weights_alone,
     weights_of,
 )
-from netkin.comparing.sides import ModelInput, Reads, RecordedSide, Side, function_name
+from netkin.comparing.sides import (
+    ModelInput,
+    Reads,
+    RecordedSide,
+    Side,
+    function_name,
+    refuse_other_tokens,
+    with_own_data,
+)
 from netkin.comparing.spec import (
     Measures,
     Options,
@@ -53,7 +61,9 @@ from netkin.representations.cutting import known_layer
 from netkin.representations.shapes import refuse_strange_layers
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
+from netkin.sources.batches import Batches
 from netkin.sources.names import by_name
+from netkin.sources.tokenized import joined_counts
 from netkin.statistics.collector import Key, LayerSize, Study
 
 if TYPE_CHECKING:
@@ -240,6 +250,7 @@ class Call:
         stream = Stream(sides, self.feed(sides, measures), Reads(resizes=bool(self.spec.resize)))
         with stream.open():
             stream.learn()
+        refuse_other_tokens(sides, [size.shape for size in stream.sizes.values()])
         return stream
 
     def _refuse_few(self, examples: int) -> None:
@@ -292,7 +303,9 @@ class Call:
             stack.enter_context(interruption.ending("reading", lambda: comparer.examples > 0))
             stack.enter_context(interruption.handling())
             stack.enter_context(stream.open())
-            comparer.begin(list(stream.learn().values()))
+            sizes = list(stream.learn().values())
+            refuse_other_tokens(sides, [size.shape for size in sizes])
+            comparer.begin(sizes)
             self._take_weights(comparer, sides)
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for place, batch in enumerate(stream):
@@ -332,8 +345,19 @@ class Call:
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.note(
             data=" and ".join(map(data_name, data_sets)), settings=self.settings(),
-            part="" if part is None else "/".join(map(str, part)),
+            part="" if part is None else "/".join(map(str, part)), texts=self._texts(comparer, sides),
         )  # fmt: skip
+
+    def _texts(self, comparer: Comparer, sides: Sequence[Side]) -> dict[str, dict[str, int]]:
+        """Return what was made of the texts that were read here: by model where they have data of their own."""
+        ranges = [tuple(number - (self.spec.start or 0) for number in ends) for ends in comparer.ranges]
+        data = {"": self.data} | {side.name: side.data for side in sides if side.data is not None}
+        counted = dict[str, dict[str, int]]()
+        for name, batches in data.items():
+            for ends in ranges if isinstance(batches, Batches) else ():
+                if counts := batches.counts(*ends):
+                    counted[name] = joined_counts(counted.get(name, {}), counts)
+        return counted
 
     def explained(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
@@ -403,6 +427,7 @@ def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = 
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)
     sources |= {} if by_name else {name: source.loaded() for name, source in inputs_in(sources).items()}
+    sources, data = with_own_data(sources, data)
     return Call(sources, data, spec, run, of)
 
 

@@ -34,6 +34,7 @@ from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
 from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
+from netkin.sources.tokenized import counts_in_words, joined_counts
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
 from netkin.statistics.stored import from_plain, to_plain
 
@@ -62,6 +63,8 @@ class PassRecord:
         plan: the statistics that were chosen, and their cost.
         ended: the stages that were interrupted.
         warnings: what to know of the data.
+        texts: what was made of texts: how many there are, how many were cut, or how they were packed; by model where
+            they have data of their own.
     """
 
     asked: Sequence[str] = ()
@@ -74,6 +77,7 @@ class PassRecord:
     plan: str = ""
     ended: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    texts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def joined(self, other: PassRecord) -> PassRecord:
         """Return the record of the data of both."""
@@ -84,6 +88,7 @@ class PassRecord:
             self, data=data, part=", ".join(part for part in (self.part, other.part) if part),
             ended=sorted({*self.ended, *other.ended}),
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings])),
+            texts={name: joined_counts(counts, other.texts.get(name, {})) for name, counts in self.texts.items()},
         )  # fmt: skip
 
 
@@ -492,7 +497,12 @@ class Comparer:
     def caveats(self) -> list[Caveat]:
         """What to know of the data: that parts are missing, and which layers and examples were left out."""
         parts = [Caveat("missing-parts", self.missing)] if self.missing else []
-        return parts + [Caveat("data", text) for text in self.record.warnings]
+        cut = [
+            Caveat("cut-texts", f"{counts_in_words(counts)}{f', for {name!r}' if name else ''}.")
+            for name, counts in self.record.texts.items()
+            if counts.get("cut")
+        ]
+        return parts + cut + [Caveat("data", text) for text in self.record.warnings]
 
     @property
     def expected(self) -> int:
@@ -701,6 +711,7 @@ def provenance_of_all(comparer: Comparer) -> dict[str, str]:
         "pairs": comparer.pairs.words,
         "resize": "average" if comparer.record.resizes else "none",
         "plan": comparer.record.plan,
+        **{f"texts {name}".rstrip(): counts_in_words(counts) for name, counts in comparer.record.texts.items()},
         **({"data digest": comparer.digest.hex} if comparer.examples else {}),
         **({"settings digest": settings_digest(comparer.record.settings)} if comparer.record.settings else {}),
         **({"call": command()} if command() else {}),

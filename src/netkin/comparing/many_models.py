@@ -27,7 +27,7 @@ from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Side, named_models
+from netkin.comparing.sides import ModelInput, Side, named_models, with_own_data
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
 from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
 from netkin.identity import (
@@ -52,6 +52,7 @@ from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import names_weights, refuse_unknown_model
+from netkin.sources.tokenized import is_texts
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
@@ -136,12 +137,13 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
     refuse_half_characters(named)
     refuse_characters(data, list(named.values()))
-    if isinstance(data, str) and not engine.by_name:
+    if (isinstance(data, str) or is_texts(data)) and not engine.by_name:
         for model in named.values():
             if isinstance(model, str):
                 refuse_unknown_model(model)
         data = load_data(data, models=list(named.values()))
-    of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
+    of = list(combinations(named, 2))
+    sources, data = with_own_data(inputs_of(named, spec, run), data)
     return Call(sources, data, spec, run, of)
 
 

@@ -39,9 +39,11 @@ from netkin.representations.layers import (
     whole_remark,
 )
 from netkin.representations.shapes import Shape
+from netkin.sources.batches import Batches, OwnBatches
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
 from netkin.sources.names import numbered
+from netkin.sources.tokenized import is_texts
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -77,7 +79,8 @@ class ModelInput:
     def loaded(self, seed: int = 0) -> ModelInput:
         """Return it with its model and data loaded, where they are names; random weights are drawn from `seed`."""
         model = load_model(self.model, seed=seed) if isinstance(self.model, str) else self.model
-        return replace(self, model=model, data=load_data(self.data) if isinstance(self.data, str) else self.data)
+        is_name = isinstance(self.data, str) or is_texts(self.data)
+        return replace(self, model=model, data=load_data(self.data, models=[self.model]) if is_name else self.data)
 
     def side(self, name: str, exact: bool = False, keep: float = 0) -> Side:
         """Return what stands for it in a stream; see `ModelSide` for `exact` and `keep`."""
@@ -97,6 +100,26 @@ class ModelInput:
             )
         side.data = self.data
         return side
+
+
+def with_own_data(models: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], Any]:
+    """Return models and data, where data that were made for each of several models are those of the models."""
+    if not isinstance(data, OwnBatches):
+        return dict(models), data
+    own = zip(models.items(), data.of, strict=True)
+    return {name: replace(source, data=batches) for (name, source), batches in own}, None
+
+
+def refuse_other_tokens(sides: Sequence[Side], shapes: Iterable[str]) -> None:
+    """Refuse to pair tokens of models that split texts in different ways."""
+    split_by = {data.split_by for data in (side.data for side in sides) if isinstance(data, Batches)}
+    if len(split_by) > 1 and "tokens" in shapes:
+        raise InvalidValue(
+            "the models have different tokenizers, so that their tokens are not the same pieces of a text and do not "
+            "pair; take a shape with one row for each text, such as 'mean' or 'last'.",
+            argument="shape",
+            value="tokens",
+        )
 
 
 @dataclass(frozen=True)

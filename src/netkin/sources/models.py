@@ -43,6 +43,7 @@ _TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
     *("spiece.model", "sentencepiece.bpe.model"),
 )
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _PROCESSOR = "preprocessor_config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -379,6 +380,8 @@ def preprocessing(directory: str, kind: str) -> dict[str, bytes]:
     folder = Path(directory).expanduser()
     names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
     files = {name: content(folder / name) for name in names if (folder / name).is_file()}
+    if files and kind == "text":
+        files |= {name: content(folder / name) for name in _TEMPLATES if (folder / name).is_file()}
     if not files and kind == "images":
         raise SourceError(
             f"{str(folder)!r} holds no {_PROCESSOR}, which says how its model expects images; write it there with "

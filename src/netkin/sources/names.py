@@ -156,6 +156,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
 def _load(arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
     """Put models and data in the places of their names."""
     from netkin.sources.datasets import load_data, refuse_characters
+    from netkin.sources.tokenized import is_texts
 
     texts = {name: arguments[name] for name in models if isinstance(arguments.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in arguments:
@@ -172,7 +173,7 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
         if name in arguments:
             arguments[name] = _loaded(arguments[name], seeds)
     for name in data:
-        if isinstance(arguments.get(name), str):
+        if isinstance(arguments.get(name), str) or is_texts(arguments.get(name)):
             arguments[name] = load_data(arguments[name], models=fed)
         else:
             refuse_characters(arguments.get(name), fed)
