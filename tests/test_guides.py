@@ -21,7 +21,8 @@ GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
     "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "gradients",
     "learning-dynamics", "continual", "federated", "cka-sparsity", "sparse-training", "dropping-tokens",
-    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
+    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "text",
+    "training",
 ]  # fmt: skip
 LONG = {"compression", "gradients", "stitching"}  # their data are a third of the digits; the networks have seen all
 FEW = {"train": slice(500), "test": slice(1437, 1587)}

@@ -294,6 +294,21 @@ def test_the_digest_of_quantised_weights_changes_with_their_scales(in_int8):
     assert weights_digest(model) != before
 
 
+@pytest.mark.filterwarnings("ignore")  # of torchao about itself
+def test_weights_that_torchao_has_quantised_are_compared_by_what_they_stand_for(folder):
+    quantization = pytest.importorskip("torchao.quantization")
+    models = [load_model(f"hf:{folder / name}") for name in ("base", "base", "other")]
+    for model in models:
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    first, second, other = map(weights_digest, models)
+    assert first == second != other
+    assert nk.compare(llama(), models[0], data=[tokens(40)])["lm_head", "lm_head"] > 0.999
+    weights = nk.diff(llama(), models[0], tokens(), progress=False).weights
+    assert 0 < weights["model.layers.0.mlp.up_proj.weight"].error < 0.02
+    cosine = nk.compare(llama(), models[0], measures="weight_cosine", layers="**.q_proj")
+    assert cosine["model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.q_proj"] > 0.999
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
 def test_the_packed_weights_of_torch_count_in_the_digest():
     digests = set()

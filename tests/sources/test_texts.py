@@ -220,7 +220,7 @@ def test_how_many_texts_were_cut_is_said(models, tmp_path):
     assert batch["attention_mask"].sum(1).tolist() == [min(length, 6) for length in lengths]
     assert batch["input_ids"][1].tolist() == numbers(LINES[1])[:6]
     some = nk.compare(*models, spec, examples=1)
-    assert some.provenance["texts"] == "1 texts, none cut at 6 tokens, padded on the right"
+    assert some.provenance["texts"] == "1 text, none cut at 6 tokens, padded on the right"
 
 
 def test_nothing_is_warned_of_where_no_text_was_cut(models, tmp_path):

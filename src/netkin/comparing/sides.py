@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
-from netkin.identity.weight_hash import offloaded_weight
+from netkin.identity.weight_hash import weight_values
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
 from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
@@ -287,7 +287,7 @@ class ModelSide(Side):
     def _layer_weights(self, layer: str, known: Mapping[str, nn.Module]) -> Tensors:
         model, before = unwrapped(self.model), f"{layer}." if layer else ""
         weights = layer_weights(known[layer])
-        return {name: offloaded_weight(model, before + name, tensor) for name, tensor in weights.items()}
+        return {name: weight_values(model, before + name, tensor) for name, tensor in weights.items()}
 
 
 class RecordedSide(Side):

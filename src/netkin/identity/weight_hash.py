@@ -127,6 +127,13 @@ def _dense_parts(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
+def weight_values(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return the values of a weight, wherever they lie; where it is made of codes and scales, what these stand for."""
+    tensor = offloaded_weight(model, name, tensor)
+    is_quantised = type(tensor).dequantize is not Tensor.dequantize
+    return tensor.dequantize() if is_quantised else tensor
+
+
 def offloaded_weight(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """Return a weight from where a hook of accelerate keeps it while its layer does not run; else as it is."""
     for rest, kept in offloaded_to(model, name) if tensor.is_meta else ():

@@ -511,8 +511,9 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
         some = f"{counts['rows']:,} of the " if counts["rows"] < counts["packed"] else ""
         packed = f"{some}{counts['packed']:,} rows of {counts['window']:,} tokens into which the texts were packed"
         return f"{packed}, {counts['left']:,} tokens left over"
+    texts = f"{counts['texts']:,} text{'s' * (counts['texts'] != 1)}"
     cut = f"{counts['cut']:,} of them cut" if counts["cut"] else "none cut"
-    return f"{counts['texts']:,} texts, {cut} at {counts['length']:,} tokens, padded on the right"
+    return f"{texts}, {cut} at {counts['length']:,} tokens, padded on the right"
 
 
 def refuse_unknown_ids(rows: Iterable[Sequence[int]], tokenizer: Any, name: str, limits: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.diff.floor import coarser
-from netkin.identity.weight_hash import offloaded_weight
+from netkin.identity.weight_hash import weight_values
 from netkin.representations.inputs import FLOATING
 from netkin.results.diff import WeightDiff
 
@@ -35,7 +35,7 @@ def weight_relations(model: nn.Module, other: nn.Module, names: Mapping[str, str
         if counterpart is None or there is None:
             found[name] = WeightDiff(relation="gone")
         else:
-            found[name] = relation(offloaded_weight(model, name, tensor), offloaded_weight(other, counterpart, there))
+            found[name] = relation(weight_values(model, name, tensor), weight_values(other, counterpart, there))
     return found | {name: WeightDiff(relation="new") for name in theirs}
 
 
