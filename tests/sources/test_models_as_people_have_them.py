@@ -150,6 +150,15 @@ def test_an_adapter_is_read_as_safetensors_only(adapted, tmp_path):
         load_model(f"hf:{adapted / 'base'},adapter={adapter}")
 
 
+def test_an_adapter_in_the_place_of_a_model_is_refused_as_transformers_would_load_what_it_names(adapted, tmp_path):
+    both = change_adapter(adapted, tmp_path / "both")
+    for file in (adapted / "base").iterdir():
+        (both / file.name).write_bytes(file.read_bytes())
+    for folder in (adapted / "adapter", both):
+        with pytest.raises(SourceError, match="holds an adapter; name the folder of its model"):
+            load_model(f"hf:{folder}")
+
+
 REFUSED = [
     ("base,dtype=bf16", InvalidValue, "did you mean 'bfloat16'?"),
     ("base,dtpye=bfloat16", UnknownName, "did you mean 'dtype'?"),

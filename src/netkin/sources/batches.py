@@ -55,6 +55,11 @@ class Batches:
         return len(self.stored)
 
     @property
+    def texts(self) -> str:
+        """What identifies the texts, of which the numbers are stored; empty where the examples are."""
+        return getattr(getattr(self.prepare, "texts", None), "content", "")
+
+    @property
     def split_by(self) -> str:
         """What identifies the tokenizer that has split texts; empty for other data."""
         return getattr(self.prepare, "split_by", "")
@@ -226,7 +231,7 @@ def _inputs(data: Any, examples: int | None) -> Tensor | np.ndarray | None:
     """Return the inputs of data that are in memory; None for others, which would have to be read."""
     inputs = data
     if isinstance(data, Batches):
-        inputs = data.stored
+        inputs = None if data.texts else data.stored
     elif isinstance(data, list) and data:
         firsts = [_first(batch) for batch in data]
         are_alike = all(isinstance(first, Tensor) and _has_rows(first) for first in firsts) and (

@@ -287,7 +287,7 @@ def _limits(models: Sequence[Any]) -> dict[str, Any]:
             config = read_json(Path(folder).expanduser() / "config.json", "configuration of a model")
             rows, name = None, repr(folder)
         elif _is_huggingface(model):
-            config, rows, name = model.config.to_dict(), model.get_input_embeddings(), f"the {type(model).__name__}"
+            config, rows, name = model.config.to_dict(), _embedding_of(model), f"the {type(model).__name__}"
         else:
             continue
         config = config.get("text_config") or config
@@ -298,6 +298,13 @@ def _limits(models: Sequence[Any]) -> dict[str, Any]:
         if isinstance(ids, int) and ids < limits.get("ids", ids + 1):
             limits |= {"ids": ids, "ids of": name}
     return limits
+
+
+def _embedding_of(model: Any) -> Any:
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:  # of one without
+        return None
 
 
 def _reads_characters(model: Any) -> bool:

@@ -338,6 +338,11 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} is no folder{near(folder) or '.'} `hf:DIR` wants one written by `save_pretrained`; "
             "netkin downloads nothing."
         )
+    if (folder / _ADAPTER).is_file():  # from which transformers would load the model that it names, and the adapter
+        raise SourceError(
+            f"{str(folder)!r} holds an adapter; name the folder of its model, in which there is none, and this one as "
+            f"the adapter: `hf:DIR,adapter={folder}`."
+        )
     if not (folder / "config.json").is_file():
         raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
     config = read_json(folder / "config.json", "configuration of a model")

@@ -11,8 +11,10 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ EACH = ("window", "line", "paragraph", "document", "row")
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 COLUMNS = ("text", "messages", "prompt", "content", "sentence")  # taken where none is named and one of them is there
 LONGEST = 512  # tokens of a text, unless `length` says otherwise or the model takes fewer
+BLOCK = 2**22  # bytes of a file that are read together
 AT_ONCE = 1024  # texts that are read or split into tokens together
 
 Chat = list[dict[str, Any]]  # messages with their roles
@@ -39,18 +42,19 @@ class Texts(ABC):
 
     Args:
         name: what a refusal calls them.
-        hashes: of what each of them is, an array of int64.
+        content: a text that identifies them.
     """
 
     name: str
-    hashes: np.ndarray
+    content: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many there are."""
 
     @abstractmethod
     def read(self, places: Sequence[int]) -> list[Any]:
         """Return the texts with these numbers: strings, or lists of messages."""
-
-    def __len__(self) -> int:
-        return len(self.hashes)
 
 
 class ListedTexts(Texts):
@@ -58,7 +62,10 @@ class ListedTexts(Texts):
 
     def __init__(self, name: str, texts: Sequence[Any]):
         self.name, self._texts = name, texts
-        self.hashes = _hashed(texts)
+        self.content = _digest(repr(one).encode() for one in texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
     def read(self, places: Sequence[int]) -> list[Any]:
         return [self._texts[place] for place in places]
@@ -67,8 +74,11 @@ class ListedTexts(Texts):
 class SpannedTexts(Texts):
     """Pieces of a file, read where they are; of JSON one column."""
 
-    def __init__(self, path: Path, spans: np.ndarray, hashes: np.ndarray, column: str = ""):
-        self.name, self.hashes, self._path, self._spans, self._column = str(path), hashes, path, spans, column
+    def __init__(self, path: Path, spans: np.ndarray, content: str, column: str = ""):
+        self.name, self.content, self._path, self._spans, self._column = str(path), content, path, spans, column
+
+    def __len__(self) -> int:
+        return len(self._spans)
 
     def read(self, places: Sequence[int]) -> list[Any]:
         texts = []
@@ -76,7 +86,7 @@ class SpannedTexts(Texts):
             for place in places:
                 start, stop = self._spans[place].tolist()
                 file.seek(start)
-                texts.append(self._text(file.read(stop - start), start, place))
+                texts.append(self._text(file.read(stop - start).rstrip(), start, place))
         return texts
 
     def _text(self, piece: bytes, start: int, place: int) -> Any:
@@ -92,7 +102,10 @@ class FiledTexts(Texts):
 
     def __init__(self, folder: Path, paths: Sequence[Path]):
         self.name, self._paths = str(folder), paths
-        self.hashes = _hashed(content(path) for path in paths)
+        self.content = _digest(blake2b(content(path)).digest() for path in paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
     def read(self, places: Sequence[int]) -> list[Any]:
         return [written(self._paths[place]) for place in places]
@@ -103,13 +116,22 @@ class ColumnTexts(Texts):
 
     def __init__(self, name: str, column: Any):
         self.name, self._column = name, column
-        self.hashes = _hashed(text for start in range(0, len(column), AT_ONCE) for text in self._slice(start))
+        buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
+        self.content = _digest([str(len(column)).encode()], buffers)
+
+    def __len__(self) -> int:
+        return len(self._column)
 
     def read(self, places: Sequence[int]) -> list[Any]:
         return [self._column[place].as_py() for place in places]
 
-    def _slice(self, start: int) -> list[Any]:
-        return self._column.slice(start, AT_ONCE).to_pylist()
+
+def _digest(*pieces: Iterable[Any]) -> str:
+    """Return a digest of pieces of bytes, one after the other."""
+    digest = blake2b(digest_size=16)
+    for piece in chain(*pieces):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 # --- where the texts are ----------------------------------------------------------------------------------------------
@@ -169,7 +191,7 @@ def text(
         return _windows(_each_of(texts), window, tokenizer, path or Path(texts.name), _limits)
     name, tokenizer = tokenizer_name(tokenizer), _loaded_tokenizer(tokenizer)
     rows = TokenizedTexts(texts, tokenizer, name, length, dict(_limits or {}), _identity(tokenizer))
-    return torch.from_numpy(np.stack([np.arange(len(texts)), texts.hashes], 1)), None, rows
+    return torch.arange(len(texts)), None, rows
 
 
 def _is_table(path: Path | None) -> bool:
@@ -199,7 +221,9 @@ def _texts_in(path: Path, each: str, column: str) -> Texts:
     refuse_absent(path, "text file")
     if suffix not in TABLES:
         if column:
-            raise InvalidValue(f"{str(path)!r} is no table, so it has no column {column!r}; leave `column` out.")
+            raise InvalidValue(
+                f"{str(path)!r} is no table, so it has no column {column!r}; tables end in {', '.join(TABLES)}."
+            )
         if each == "row":
             raise InvalidValue(f"{str(path)!r} is no table, so it has no rows; give `each=line`.")
         if each == "document":
@@ -211,10 +235,10 @@ def _texts_in(path: Path, each: str, column: str) -> Texts:
     if each != "row":
         raise InvalidValue(f"{str(path)!r} is a table, whose rows are the examples; leave `each={each}` out.")
     if suffix in (".jsonl", ".ndjson"):
-        spans, hashes = _spans(path)
-        texts = SpannedTexts(path, spans, hashes)
+        spans, digest = _spans(path)
+        texts = SpannedTexts(path, spans, digest)
         first = _of_json(texts.read([0])[0], "", f"row 1 of {str(path)!r}") if len(texts) else {}
-        return SpannedTexts(path, spans, hashes, _column_of(list(first), column, path))
+        return SpannedTexts(path, spans, digest, _column_of(list(first), column, path))
     if suffix in (".csv", ".tsv"):
         return _csv_column(path, column, "\t" if suffix == ".tsv" else ",")
     return _arrow_column(path, [path], column)
@@ -242,43 +266,36 @@ def _texts_of_folder(folder: Path, each: str, column: str) -> Texts:
     return FiledTexts(folder, documents)
 
 
-def _spans(path: Path, by_paragraph: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the lines or paragraphs of a file begin and end, without blank ones, and a hash of each."""
-    spans, hashes = list[tuple[int, int]](), list[bytes]()
+def _spans(path: Path, by_paragraph: bool = False) -> tuple[np.ndarray, str]:
+    """Return where the lines or paragraphs of a file begin and end, without blank ones, and a digest of the file."""
+    digest, ends, dark = blake2b(digest_size=16), list[np.ndarray](), list[np.ndarray]()
+    place, open_line = 0, 0  # bytes read; of a line that goes on in the next block, those that are no white space
     with path.open("rb") as file:
-        for start, piece in _paragraphs(file) if by_paragraph else _lines(file):
-            held = piece.rstrip()
-            if held:
-                spans.append((start, start + len(held)))
-                hashes.append(blake2b(held, digest_size=8).digest())
-    return np.array(spans, np.int64).reshape(-1, 2), np.frombuffer(b"".join(hashes), np.int64).copy()
-
-
-def _lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield each line, with the place of its first byte."""
-    place = 0
-    for line in file:
-        yield place, line
-        place += len(line)
-
-
-def _paragraphs(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines between blank ones together, with the place of their first byte."""
-    start, lines = 0, list[bytes]()
-    for place, line in _lines(file):
-        if line.strip():
-            start = start if lines else place
-            lines.append(line)
-        else:
-            yield start, b"".join(lines)
-            lines = []
-    yield start, b"".join(lines)
+        while block := file.read(BLOCK):
+            digest.update(block)
+            values = np.frombuffer(block, np.uint8)
+            newlines = np.flatnonzero(values == ord("\n"))
+            seen = np.concatenate([[open_line], values > ord(" ")]).cumsum()
+            ends.append(newlines + place)
+            dark.append(np.diff(seen[newlines], prepend=0))
+            place, open_line = place + len(block), int(seen[-1] - (seen[newlines[-1]] if len(newlines) else 0))
+    stops = np.concatenate([*ends, [place]])
+    is_held = np.concatenate([*dark, [open_line]]) > 0
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    first, last = is_held, is_held
+    if by_paragraph:  # lines that follow or precede a blank one
+        first = is_held & ~np.concatenate([[False], is_held[:-1]])
+        last = is_held & ~np.concatenate([is_held[1:], [False]])
+    return np.stack([starts[first], stops[last]], 1), digest.hexdigest()
 
 
 def _csv_column(path: Path, column: str, delimiter: str) -> Texts:
     """Return a column of a CSV file, whose first row has the names."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with reading(path, "CSV file in UTF-8", "write it again"), path.open(encoding="utf-8-sig", newline="") as file:
+    with (
+        reading(path, "CSV file in UTF-8", "write it again"),
+        path.open(encoding="utf-8-sig", newline="") as file,
+        _long_values(),
+    ):
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         names = next(rows, [])
         place = names.index(_column_of(names, column, path))
@@ -291,6 +308,16 @@ def _csv_column(path: Path, column: str, delimiter: str) -> Texts:
                 )
             texts += [row[place]] if row else []
     return ListedTexts(str(path), texts)
+
+
+@contextmanager
+def _long_values() -> Iterator[None]:
+    """Let values of CSV be of any length inside the `with`."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _arrow_column(place: Path, files: Sequence[Path], column: str) -> Texts:
@@ -338,13 +365,6 @@ def _of_json(line: str, column: str, where: str) -> Any:
         raise SourceError(f"{where} {fault}; each line of JSON is an object with the same names.") from error
 
 
-def _hashed(texts: Iterator[Any] | Sequence[Any]) -> np.ndarray:
-    """Return a hash of each text."""
-    pieces = (text if isinstance(text, (bytes, str)) else repr(text) for text in texts)
-    encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
-    return np.frombuffer(b"".join(blake2b(piece, digest_size=8).digest() for piece in encoded), np.int64).copy()
-
-
 def written(path: Path) -> str:
     """Return what is written in a file of text."""
     try:
@@ -368,7 +388,7 @@ def _each_of(texts: Texts) -> Iterator[Any]:
 
 @dataclass(eq=False)
 class TokenizedTexts:
-    """Makes rows of tokens of texts, whose numbers are in the first column of what is stored; padded on the right.
+    """Makes rows of tokens of texts, whose numbers are what is stored; padded on the right.
 
     Chats are rendered by the chat template of the tokenizer. It notes which texts were cut at `length`.
 
@@ -408,7 +428,7 @@ class TokenizedTexts:
             )
 
     def __call__(self, stored: Tensor) -> dict[str, Tensor]:
-        places = stored[:, 0].tolist()
+        places = stored.tolist()
         rows = self._ids(places)
         empty = [place for place, ids in zip(places, rows, strict=True) if not ids]
         if empty:
@@ -463,10 +483,10 @@ class TokenizedTexts:
 
     def counts(self, stored: Tensor) -> dict[str, int]:
         """Return how many texts these are, how many of them were cut, and where."""
-        unread = [place for place in stored[:, 0].tolist() if place not in self._cut]
+        unread = [place for place in stored.tolist() if place not in self._cut]
         for start in range(0, len(unread), AT_ONCE):
             self._ids(unread[start : start + AT_ONCE])
-        cut = sum(self._cut[place] for place in stored[:, 0].tolist())
+        cut = sum(self._cut[place] for place in stored.tolist())
         return {"texts": len(stored), "cut": cut, "length": self.length}
 
 
@@ -539,7 +559,9 @@ def tokenizer_name(tokenizer: Any) -> str:
 def _identity(tokenizer: Any) -> str:
     """Return a text that changes with the pieces into which a tokenizer splits texts, and with their numbers."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
-    held = repr(sorted(tokenizer.get_vocab().items())) if inner is None else inner.to_str()
+    # without what the last call has set
+    settings = {} if inner is None else json.loads(inner.to_str()) | {"truncation": None, "padding": None}
+    held = repr(settings or sorted(tokenizer.get_vocab().items()))
     return blake2b(held.encode(), digest_size=16).hexdigest()
 
 

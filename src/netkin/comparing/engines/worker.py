@@ -173,7 +173,7 @@ def data_of(plain: PlainCall) -> tuple[Any, str]:
 def data_identity(data: Batches | Borrowed) -> str:
     """Return a text that identifies data: of those in memory all, of a user's loader its first batch."""
     if isinstance(data, Batches):
-        return settings_digest([data.stored, data.labels])
+        return settings_digest([data.stored, data.labels, *([data.texts, data.split_by] if data.texts else [])])
     if not is_ordered(data):
         return "in another order each time"
     first = next(iter(batches_of(data)), None)
