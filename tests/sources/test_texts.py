@@ -2,6 +2,8 @@
 
 import csv
 import json
+import random
+import re
 
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ import torch
 
 import netkin as nk
 from late_packages import LatePackage, transformers
+from netkin.comparing.engines.worker import data_identity
 from netkin.errors import InvalidValue, SourceError, UnknownName
-from netkin.sources import load_data, load_model
-from netkin.sources.batches import sample
+from netkin.sources import load_data, load_model, tokenized
+from netkin.sources.batches import overlap_remark, sample
 
 tokenizers, arrow, parquet = (LatePackage(name) for name in ("tokenizers", "pyarrow", "pyarrow.parquet"))
 
@@ -200,6 +203,30 @@ def test_a_sample_of_texts_is_drawn_without_reading_the_others(models, tmp_path)
     (batch,) = data
     assert len(batch["input_ids"]) == 4 == data.examples
     assert data.counts()["texts"] == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_texts_are_found_wherever_the_blocks_that_are_read_end(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(tokenized, "BLOCK", size)
+    drawn, path = random.Random(size), tmp_path / "a.txt"
+    for _ in range(60):
+        path.write_text("".join(drawn.choices(["a", " ", "\n", "\n\n", "é", "bc"], k=drawn.randrange(40))), "utf-8")
+        held = path.read_bytes()
+        lines = [line for line in held.split(b"\n") if line.strip()]  # another road: Python's own
+        paragraphs = re.split(rb"\n(?:[ ]*\n)+", held)
+        assert [held[start:stop] for start, stop in tokenized._spans(path)[0]] == lines
+        wanted = [part.split() for part in paragraphs if part.strip()]
+        assert [held[start:stop].split() for start, stop in tokenized._spans(path, by_paragraph=True)[0]] == wanted
+
+
+def test_texts_are_identified_by_their_content(models, tmp_path):
+    spec, found = write_lines(tmp_path), []
+    for line in ("the cat", "the cat", "the dog"):
+        (tmp_path / "lines.txt").write_text(line)
+        data = load_data(spec, models=models)
+        found.append(data_identity(data))
+        assert overlap_remark(data, data) == ""  # numbers of texts say nothing
+    assert found[0] == found[1] != found[2]
 
 
 # what is said
