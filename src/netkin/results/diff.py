@@ -23,6 +23,7 @@ from netkin.results.text import aligned, cut_short, terminal_width, wrapped
 THRESHOLD = 3.0  # of clean pairs none comes near; see docs/diff.md
 OUTLYING = 6.0  # robust standard deviations, by which a module stands out among those of its kind
 LISTED = 5
+SLIPS = {"shifted", "zero"}  # what nothing does to all weights of a kind on purpose
 SPREAD = 1.4826  # of a normal distribution, its standard deviation in median absolute deviations
 LEAST_SPREAD = 0.15  # of logarithms: few modules may have hardly any by chance
 
@@ -114,8 +115,8 @@ class ArgumentDiff(FrozenRecord):
 class WeightDiff(FrozenRecord):
     """How a tensor of the second model follows from the first's.
 
-    `relation` is "equal", "cast", "scaled", "quantised", "sparse", "low rank", "changed", "new" or "gone"; `error` the
-    relative difference, `detail` a factor, a number of bits, a share of zeros, or a rank.
+    `relation` is "equal", "cast", "scaled", "shifted", "zero", "quantised", "sparse", "low rank", "changed", "new" or
+    "gone"; `error` the relative difference, `detail` a factor, a number of bits, a share of zeros, or a rank.
     """
 
     relation: str
@@ -185,13 +186,15 @@ class Diff(Result):
         """The calls whose weights were changed on purpose, as by a quantisation or further training, and their callers.
 
         A weight is taken to be changed on purpose where more than one of those in other blocks are, and most of them,
-        all in the same way. What is in no block is held against the modules of its class, or if it is the only one of
-        them, against all that have weights.
+        all in the same way; but not where they only lost their values or were shifted as a whole, as a port does by
+        mistake. What is in no block is held against the modules of its class, or if it is the only one of them, against
+        all that have weights.
         """
         changed = set()
         for one in self.modules.values():
-            alike = [own.changed == one.changed for own in self._alike(one)]
-            if one.changed and 1 < sum(alike) > len(alike) / 2:
+            # by module, as its calls share their weights
+            alike = {own.stem: own.changed == one.changed != "" for own in self._alike(one)}
+            if not SLIPS.issuperset(one.changed.split(", ")) and 1 < sum(alike.values()) > len(alike) / 2:
                 changed.add(one.name)
         return frozenset(changed | {name for name in self.modules if any(self._encloses(name, own) for own in changed)})
 

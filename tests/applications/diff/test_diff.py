@@ -131,6 +131,62 @@ def test_outputs_of_few_numbers_raise_no_alarm_by_a_lucky_floor():
         assert nk.diff(a, b, [torch.randn(1, 32)], progress=False).first is None
 
 
+def test_modules_in_mixed_types_have_a_floor(net, batch):
+    class Wide(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.float()).to(x.dtype)
+
+    a, b = copy.deepcopy(net).bfloat16(), copy.deepcopy(net).bfloat16()
+    for block in b.blocks:
+        block.norm.float()
+        block.norm.__class__ = Wide
+    for one, other in ((a, b), (net, b), (b, a)):
+        found = diff(one, other, batch)
+        assert found.first is None
+        assert {module.missing for module in found.modules.values()} == {""}
+    with torch.no_grad():
+        b.blocks[1].down.weight *= 1.5
+    assert diff(a, b, batch).first == "blocks.1.down"
+
+
+def test_code_that_asks_for_float32_has_a_floor():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.inner(x).float().softmax(-1) @ x.new_ones(8, 4)
+
+    torch.manual_seed(0)
+    a = Scores()
+    found = nk.diff(a, copy.deepcopy(a), [torch.randn(5, 8)], progress=False)
+    assert found[""].missing == ""
+    assert found[""].floor > 1e-9
+
+
+def test_a_table_that_a_module_makes_at_its_first_call_is_not_left_in_another_type():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.table = nn.Parameter(torch.ones(8)), None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = self.weight * torch.arange(8).to(x.dtype)
+            return x + self.table
+
+    a = nn.Sequential(Table(), nn.Linear(8, 4))
+    found = nk.diff(a, copy.deepcopy(a), [torch.randn(5, 8)], progress=False)
+    assert (found.first, a[0].table.dtype) == (None, torch.float32)
+
+
+def test_arguments_are_said_in_the_order_of_the_models(net, batch):
+    other = changed(net, lambda one: setattr(one, "shift", 2))
+    (argument,) = diff(net.bfloat16(), other, batch).arguments
+    assert argument.how == "0 and 2"
+
+
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 FAULTS = {
@@ -314,6 +370,38 @@ def test_one_changed_weight_is_a_fault_and_no_design(net, batch):
     assert (found.first, found.by_design) == ("blocks.1.up", frozenset())
 
 
+def test_calls_of_one_module_do_not_make_its_weights_a_design():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(8, 8)
+
+        def forward(self, x):
+            state = x
+            for _ in range(6):
+                state = self.cell(x, state)
+            return state
+
+    torch.manual_seed(0)
+    a = Recurrent()
+    found = nk.diff(
+        a, changed(a, lambda one: one.cell.bias_ih.add_(torch.randn(24))), [torch.randn(5, 8)], progress=False
+    )
+    assert (found.first, found.by_design) == ("cell", frozenset())
+
+
+@pytest.mark.parametrize("relation, change", [("zero", torch.zeros_like), ("shifted", lambda bias: bias + 1)])
+def test_weights_that_are_zeroed_or_shifted_everywhere_are_a_fault(net, batch, relation, change):
+    other = changed(net, lambda one: [block.up.bias.copy_(change(block.up.bias)) for block in one.blocks])
+    found = diff(net, other, batch)
+    assert (found.first, found.weights["blocks.2.up.bias"].relation) == ("blocks.0.up", relation)
+
+
+def test_a_weight_with_nan_is_named(net, batch):
+    found = diff(net, changed(net, lambda one: one.blocks[1].up.weight[2, 3].fill_(math.nan)), batch)
+    assert (found.first, found["blocks.1.up"].ratio) == ("blocks.1.up", math.inf)
+
+
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +451,23 @@ def test_modules_that_are_fused_in_the_other_are_seen_in_the_one_around_them(net
     found = diff(net, other, batch)
     assert found.first == "blocks.1"
     assert found["blocks.1.up"].missing == "it is not called in the other model"
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs):
+        return self.module(**inputs)
+
+
+@pytest.mark.parametrize("match", [None, {"": "module"}])
+def test_a_model_in_a_wrapper_is_found(net, batch, match):
+    other = changed(net, FAULTS["blocks.1.norm"])
+    assert diff(net, Wrapper(other), batch, match=match).first == "blocks.1.norm"
+    if match is None:
+        assert diff(Wrapper(net), other, batch).first == "module.blocks.1.norm"
 
 
 REFUSALS = [

@@ -379,7 +379,8 @@ def _argument_diffs(calls: Sequence[ReplayedCall], is_swapped: bool) -> list[Arg
             if name in found:
                 found[name] = replace(found[name], calls=found[name].calls + 1)
                 continue
-            said = " and ".join(reversed(how.split(" and "))) if is_swapped else how
+            values = how.rpartition(": ")
+            said = "".join(values[:2]) + " and ".join(reversed(values[2].split(" and "))) if is_swapped else how
             found[name] = ArgumentDiff(name=name, module=call.name, computed_in=call.caller, how=said)
     return list(found.values())
 

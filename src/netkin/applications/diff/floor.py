@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from netkin.representations.inputs import FLOATING
 from netkin.representations.layers import modules
@@ -30,6 +32,21 @@ def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in table.items():
             if isinstance(tensor, Tensor) and tensor.dtype in FLOATING:
                 yield name, tensor
+
+
+class InsteadOfFloat32(TorchFunctionMode):
+    """Inside the `with`, code that asks for float32 gets another type."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.float:
+            return args[0].to(self.dtype)
+        args = [self.dtype if value is torch.float32 else value for value in args]
+        named = {key: self.dtype if value is torch.float32 else value for key, value in (kwargs or {}).items()}
+        return function(*args, **named)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from netkin.applications.diff.adapting import is_floating
 from netkin.applications.diff.call_arguments import CallInputs, Keeper, Told, differing, other_forms
-from netkin.applications.diff.floor import ABOVE, DtypeOf, cast_tensors, coarser, rounding_of
+from netkin.applications.diff.floor import ABOVE, DtypeOf, InsteadOfFloat32, cast_tensors, coarser, rounding_of
 from netkin.representations.hooks import KeyPath, leaves, uncompiled
 from netkin.representations.inputs import FLOATING
 from netkin.representations.layers import modules
@@ -304,13 +304,30 @@ class _Replayed:
             for tensor in self.module.parameters()
             if tensor.dtype in FLOATING
         ):
-            with cast_tensors(self.module, self.replay.dtype_of):
-                runs.append(self._run(self.module, self.inputs.copied(lowered, self._default)))
+            runs.append(self._lowered(lowered))
         if own or dtypes:
             above = ABOVE.get(coarser(*own.values(), *dtypes), torch.float64)
-            with cast_tensors(self.module, lambda tensor: above):
-                runs.append(self._run(self.module, self.inputs.copied({}, above)))
+            runs.append(self._in_one_type(above))
         return [list(outputs.values()) for outputs in runs]
+
+    def _lowered(self, dtypes: Mapping[KeyPath, torch.dtype]) -> Outputs:
+        """Return the outputs in the types of the counterpart, or all in the coarsest of these if it can't mix them."""
+        try:
+            with cast_tensors(self.module, self.replay.dtype_of):
+                return self._run(self.module, self.inputs.copied(dtypes, self._default))
+        except RuntimeError:  # the counterpart has code of its own that casts between them
+            tensors = (tensor for tensor in self.module.parameters() if tensor.dtype in FLOATING)
+            return self._in_one_type(coarser(*dtypes.values(), *map(self.replay.dtype_of, tensors)))
+
+    def _in_one_type(self, dtype: torch.dtype) -> Outputs:
+        with cast_tensors(self.module, lambda tensor: dtype):
+            try:
+                return self._run(self.module, self.inputs.copied({}, dtype))
+            except RuntimeError:
+                if dtype == torch.float32:
+                    raise
+            with InsteadOfFloat32(dtype):  # which its code asks for somewhere
+                return self._run(self.module, self.inputs.copied({}, dtype))
 
     @property
     def _default(self) -> torch.dtype | None:
@@ -320,7 +337,20 @@ class _Replayed:
 
     def _run(self, module: nn.Module, inputs: CallInputs) -> Outputs:
         self.random_before()
-        return outputs_of(module(*inputs.args, **inputs.kwargs))
+        with attributes_kept(module):
+            return outputs_of(module(*inputs.args, **inputs.kwargs))
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Inside the `with`, a module may set attributes and buffers, such as a table or cache; afterwards all are back."""
+    before = [(table, dict(table)) for inner in module.modules() for table in (vars(inner), inner._buffers)]
+    try:
+        yield
+    finally:
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
 
 
 def relative(error: Tensor, size: Tensor) -> float:

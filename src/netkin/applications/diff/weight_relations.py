@@ -5,6 +5,7 @@ They are read from the weights alone; no data are run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -16,6 +17,7 @@ from netkin.results.diff import WeightDiff
 
 GRID = 256  # values that a row takes at most, where it was rounded to 8 bits or fewer
 RANK = 64  # up to which a difference counts as of low rank
+CLEAR = 16  # units of rounding, by which a shift exceeds what it could be by chance
 SAME = ("equal", "cast")
 
 
@@ -60,6 +62,8 @@ def relation(first: Tensor, second: Tensor) -> WeightDiff:
         bits = 8 * second.element_size()
         is_packed = first.dtype in FLOATING and second.dtype not in FLOATING
         return WeightDiff(relation="quantised" if is_packed else "changed", error=1.0, detail=f"{bits} bits")
+    if not (first.isfinite().all() and second.isfinite().all()):
+        return WeightDiff(relation="changed", error=math.inf, detail="with NaN or infinite values")
     x, y = first.double(), second.double()
     size = float(x.norm())
     if not size:
@@ -72,6 +76,12 @@ def relation(first: Tensor, second: Tensor) -> WeightDiff:
     if factor and float((y - factor * x).norm()) <= unit * abs(factor) * size:
         return WeightDiff(relation="scaled", error=error, detail=f"{factor:.6g}")
     zeros = y == 0
+    if zeros.all():
+        return WeightDiff(relation="zero", error=error)
+    shift = float((y - x).mean())
+    is_even = bool(((y - x - shift).abs() <= unit * torch.maximum(x.abs(), y.abs())).all())
+    if is_even and y.numel() > 1 and abs(shift) > CLEAR * unit * float(y.abs().max()):
+        return WeightDiff(relation="shifted", error=error, detail=f"{shift:.6g}")
     if bool((zeros | ((y - x).abs() <= unit * x.abs())).all()):
         return WeightDiff(relation="sparse", error=error, detail=f"{float(zeros.double().mean()):.1%} zeros")
     levels = _levels(second)
