@@ -24,6 +24,7 @@ from netkin.applications.diff.own_code import borrowing
 from netkin.applications.diff.patching import blocks_among, patched
 from netkin.applications.diff.predictions import Predictions, logits_of
 from netkin.applications.diff.replay import Examples, OutputErrors, Replay, ReplayedCall, relative, traced
+from netkin.applications.diff.serving import Serve, ServedReplay, Serving
 from netkin.applications.diff.training_flags import is_inside, training, training_alone
 from netkin.applications.diff.weight_relations import SAME, weight_relations
 from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
@@ -64,6 +65,8 @@ def diff(
     data: Any,
     *,
     match: Mapping[str, str] | None = None,
+    serve: Serve | None = None,
+    prefill: int | None = None,
     names: tuple[str, str] | None = None,
     **options: Unpack[ExperimentOptions],
 ) -> Diff:
@@ -80,6 +83,10 @@ def diff(
         data: batches, or the name of data as `nk.load_data` takes it.
         match: modules of `a` that have another name in `b`, such as ``{"transformer.h.*": "blocks.*"}``; what is inside
             is renamed with them.
+        serve: how `b` gets the sequences that `a` gets in one pass: "decode" with its cache, token after token; "left"
+            or "right" with padding there; "packed", all in one row; or a function of the model and its inputs, which
+            calls the model itself. It needs no second model: ``diff(model, model, data, serve="decode")``.
+        prefill: how many tokens the first step of decoding has; by default half of them.
         names: what the result calls the two models.
 
     Example:
@@ -90,13 +97,21 @@ def diff(
         >>> diff(a, b, torch.randn(20, 8), progress=False).first
         '1'
     """
+    serving = None if serve is None and prefill is None else Serving(serve or "decode", prefill)
     called = names or tuple(given if isinstance(given, str) else name for name, given in (("a", a), ("b", b)))
     experiment = Experiment(models=dict(zip("ab", (a, b), strict=True)), data=data, **options)
     models = [experiment.load_model(name) for name in "ab"]
     batches = experiment.load_data("a")
     reading = _Reading(experiment, batches)
     call = described_call(
-        "nk.diff", a=called[0], b=called[1], match=match, transform=experiment.transform, forward=experiment.forward
+        "nk.diff",
+        a=called[0],
+        b=called[1],
+        match=match,
+        serve=serve,
+        prefill=prefill,
+        transform=experiment.transform,
+        forward=experiment.forward,
     )
     digests = {f"weights of {side}": weights_digest(model) for side, model in zip("ab", models, strict=True)}
     facts: dict[str, Any] = {
@@ -108,7 +123,7 @@ def diff(
         "version": __version__,
     }
     with experiment.lending(*models):
-        found = _compared(models[0], models[1], reading, match, facts)
+        found = _compared(models[0], models[1], reading, match, facts, serving)
     random = tuple(Caveat("random-weights", remark) for remark in map(remark_on, models) if remark)
     return replace(found, caveats=(*random, *found.caveats))
 
@@ -206,18 +221,24 @@ class _Reading:
 
 
 def _compared(
-    a: nn.Module, b: nn.Module, reading: _Reading, match: Mapping[str, str] | None, facts: Mapping[str, Any]
+    a: nn.Module,
+    b: nn.Module,
+    reading: _Reading,
+    match: Mapping[str, str] | None,
+    facts: Mapping[str, Any],
+    serving: Serving | None,
 ) -> Diff:
     a, b = unwrapped(a), unwrapped(b)
     names = counterparts(a, b, match)
     weights = weight_relations(a, b, names)
     batches = reading.batches()
     first = next(batches)
-    pair = _Pair(b, a, names, True) if _precision(b) < _precision(a) else _Pair(a, b, names, False)
+    is_swapped = serving is None and _precision(b) < _precision(a)  # what is served is never the reference
+    pair = _Pair(b, a, names, True) if is_swapped else _Pair(a, b, names, False)
     alone, flags = training_alone(a, b, names)
     with inference_mode_of(a, b), training(alone):
-        calls = _replayed(pair, names, first, reading)
-        outputs, examples = _predicted(a, b, chain([first], batches), reading)
+        calls = _replayed(pair, names, first, reading, serving)
+        outputs, examples = _predicted(a, b, chain([first], batches), reading, serving)
         changes = _changes(weights)
         found = Diff(
             **facts,
@@ -230,7 +251,7 @@ def _compared(
             precision=(_in_words(a), _in_words(b)),
             caveats=tuple(_caveats(calls, _unmatched(a, names))),
         )
-        if not found.by_design:
+        if not found.by_design or serving is not None:
             return found
         blocks = [name for name in blocks_among(found.modules) if name in found.by_design]
         left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run) if blocks else {}
@@ -270,14 +291,21 @@ def _in_words(model: nn.Module) -> str:
     return "no weights" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def _replayed(pair: _Pair, some: Iterable[str], batch: Any, reading: _Reading) -> list[ReplayedCall]:
+def _replayed(
+    pair: _Pair, some: Iterable[str], batch: Any, reading: _Reading, serving: Serving | None = None
+) -> list[ReplayedCall]:
     """Return the calls of some modules, by their names in a, replayed on a batch."""
     reference, other, names = pair.reference, pair.other, pair.own(some)
     mask, count = attention_mask(batch), length_if_known(batch) or 1
     valid = None if mask is None or np.ndim(mask) != 2 else torch.as_tensor(mask).bool().cpu()
     dtype_of_theirs = counterpart_dtypes(reference, other, names, dtype_of(other) or torch.float32)
-    traces = traced(other, list(names.values()), lambda: reading.run(other, batch))
-    replay = Replay(reference, other, names, traces, dtype_of_theirs, Examples(count, valid))
+    given = reference, other, names
+    if serving is None:
+        traces = traced(other, list(names.values()), lambda: reading.run(other, batch))
+        replay = Replay(*given, traces, dtype_of_theirs, Examples(count, valid))
+    else:
+        layout, served = serving.run(other, batch, list(names.values()), reading.experiment.transform)
+        replay = ServedReplay(*given, served, dtype_of_theirs, Examples(count, valid), layout)
     calls = replay.run(lambda: reading.run(reference, batch))
     if pair.is_swapped:
         for call in calls:
@@ -301,12 +329,18 @@ def _with_code_ratios(found: Diff, pair: _Pair, batch: Any, reading: _Reading) -
     return replace(found, modules=changed)
 
 
-def _predicted(a: nn.Module, b: nn.Module, batches: Iterator[Any], reading: _Reading) -> tuple[Any, int]:
+def _predicted(
+    a: nn.Module, b: nn.Module, batches: Iterator[Any], reading: _Reading, serving: Serving | None
+) -> tuple[Any, int]:
     """Return how the predictions differ over all of the data, and how many examples these hold."""
     predictions, examples = Predictions(), 0
     for batch in reported(batches, "comparing outputs", "batches"):
         examples += length_if_known(batch) or 0
-        logits = [logits_of(reading.run(model, batch)) for model in (a, b)]
+        first = logits_of(reading.run(a, batch))
+        if serving is None:
+            logits = first, logits_of(reading.run(b, batch))
+        else:
+            logits = first, serving.logits(b, batch, first, reading.experiment.transform)
         if logits[0] is not None and logits[1] is not None:
             predictions.update(a, batch, logits[0], logits[1])
     return predictions.compute(), examples

@@ -96,9 +96,10 @@ class Keeper:
 
     def of(self, inputs: CallInputs) -> Told:
         """Return what a call is told, in copies."""
-        return {path: self._copy(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in inputs.beside()}
+        return {path: self.copy(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in inputs.beside()}
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor."""
         # the tensor itself is held too, so that no other gets its identity
         _, version, copy = self._kept.get(id(tensor), (tensor, -1, tensor))
         if version != tensor._version:

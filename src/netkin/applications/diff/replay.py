@@ -44,6 +44,10 @@ class Examples:
         sums = self._rows(tensor).square().sum(-1, dtype=torch.float64).cpu()
         return sums.where(self.valid, 0.0) if self.valid is not None and sums.shape == self.valid.shape else sums
 
+    def within(self, tokens: Tensor) -> bool:
+        """Return whether all that counts is among some tokens, examples × positions."""
+        return bool(tokens[self.valid].all() if self.valid is not None else tokens.all())
+
     def _rows(self, tensor: Tensor) -> Tensor:
         """Return a tensor as examples × positions × the rest; what is not by examples is one example."""
         length = None if self.valid is None else self.valid.shape[1]
@@ -208,10 +212,16 @@ class Replay:
         self.calls.append(call)
         trace = self._trace_of(name, call)
         if trace is not None:
-            call.arguments = list(differing(dict(inputs.beside()), trace.told, self.drift))
+            call.arguments = self._differing(inputs, trace, call)
         self._opened.append((call, inputs.copied(), self.random_states()))
 
-    def _trace_of(self, name: str, call: ReplayedCall) -> TracedCall | None:
+    def _differing(self, inputs: CallInputs, trace: Any, call: ReplayedCall) -> list[tuple[str, str]]:
+        return list(differing(dict(inputs.beside()), trace.told, self.drift))
+
+    def _replayed(self, *given: Any) -> Replayed:
+        return Replayed(self, *given)
+
+    def _trace_of(self, name: str, call: ReplayedCall) -> Any:
         return self.traces.get(self.names[name] + call.name[len(name) :])
 
     def _after(self, name: str, module: nn.Module, output: Any) -> None:
@@ -221,16 +231,17 @@ class Replay:
         trace = self._trace_of(name, call)
         if trace is None:
             call.fault = "it is not called in the other model"
+        if trace is None or call.fault:
             return
         random_after, self._is_replaying = self.random_states(), True
         try:
-            self._measure(call, _Replayed(self, name, module, inputs, trace, random_before), outputs_of(output))
+            self._measure(call, self._replayed(name, module, inputs, trace, random_before), outputs_of(output))
         finally:
             self._is_replaying = False
             random_after()
             trace.outputs = {}
 
-    def _measure(self, call: ReplayedCall, replayed: _Replayed, given: Outputs) -> None:
+    def _measure(self, call: ReplayedCall, replayed: Replayed, given: Outputs) -> None:
         try:
             pairs = replayed.local(given, call)
         except Exception as fault:  # whatever the other's code raises
@@ -245,7 +256,7 @@ class Replay:
         except Exception as fault:
             call.fault = f"it does not run in another precision: {type(fault).__name__}: {_first_line(fault)}"
             return
-        ends = [theirs for _, theirs in paired(given, replayed.trace.outputs)]
+        ends = replayed.ends(given)
         for place, (mine, theirs) in enumerate(pairs):
             size = self.examples.squares(difference(torch.zeros_like(mine), mine))
             floor = size * rounding_of(mine.dtype, theirs.dtype) ** 2
@@ -253,22 +264,23 @@ class Replay:
                 floor = floor + self.examples.squares(difference(mine, outputs[place]))
             numbers = mine.numel() // max(1, int((size > 0).sum(1).gt(0).sum()))
             errors = OutputErrors(size, self.examples.squares(difference(mine, theirs)), floor, numbers)
-            if place < len(ends) and ends[place].shape == mine.shape:
-                errors.end_to_end = self.examples.squares(difference(mine, ends[place]))
+            if place < len(ends) and ends[place][0].shape == ends[place][1].shape:
+                errors.end_to_end = self.examples.squares(difference(*ends[place]))
                 self.drift = max(self.drift, relative(errors.end_to_end, size))
             call.errors.append(errors)
 
 
 @dataclass
-class _Replayed:
+class Replayed:
     """One call, replayed in several ways."""
 
     replay: Replay
     name: str
     module: nn.Module
     inputs: CallInputs
-    trace: TracedCall
+    trace: Any
     random_before: Callable[[], None]
+    outputs: Outputs = field(default_factory=dict)  # of the module, on the inputs that both are given
 
     def local(self, given: Outputs, call: ReplayedCall) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs beside those of the counterpart on the same inputs.
@@ -276,6 +288,7 @@ class _Replayed:
         Where the two were told things in other forms, such as a mask that is a tensor or none, the counterpart also
         runs by what itself was told; a module is at fault if neither agrees.
         """
+        self.outputs = given
         other = self.replay.others[self.name]
         device = next((tensor.device for tensor in other.parameters()), None)
         copied = self.inputs.copied(self.trace.dtypes, self._default, device)
@@ -293,6 +306,10 @@ class _Replayed:
             call.arguments += [(".".join(map(str, path)), _in_two_forms(self.inputs, path, forms)) for path in forms]
         return own if errors[0] <= errors[1] else same
 
+    def ends(self, given: Outputs) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs beside those of the counterpart, in the two whole runs."""
+        return paired(given, self.trace.outputs)
+
     def floors(self) -> list[list[Tensor]]:
         """Return the module's own outputs in the precision of its counterpart, where that differs, and one above."""
         own, lowered = self.inputs.dtypes(), self.trace.dtypes
@@ -307,7 +324,7 @@ class _Replayed:
             runs.append(self._lowered(lowered))
         if own or dtypes:
             above = ABOVE.get(coarser(*own.values(), *dtypes), torch.float64)
-            runs.append(self._in_one_type(above))
+            runs.append(self._above(above))
         return [list(outputs.values()) for outputs in runs]
 
     def _lowered(self, dtypes: Mapping[KeyPath, torch.dtype]) -> Outputs:
@@ -318,6 +335,18 @@ class _Replayed:
         except RuntimeError:  # the counterpart has code of its own that casts between them
             tensors = (tensor for tensor in self.module.parameters() if tensor.dtype in FLOATING)
             return self._in_one_type(coarser(*dtypes.values(), *map(self.replay.dtype_of, tensors)))
+
+    def _above(self, above: torch.dtype) -> Outputs:
+        """Return the outputs in a wider type; where kernels have none, as far off as a coarser type lets expect."""
+        try:
+            return self._in_one_type(above)
+        except RuntimeError:
+            if above != torch.float64:
+                raise
+        coarse = self._in_one_type(torch.bfloat16)
+        scale = torch.finfo(torch.float32).eps / torch.finfo(torch.bfloat16).eps  # rounding grows with it
+        mine = self.outputs
+        return {path: mine[path].double() + scale * difference(mine[path], coarse[path]) for path in coarse}
 
     def _in_one_type(self, dtype: torch.dtype) -> Outputs:
         with cast_tensors(self.module, lambda tensor: dtype):
