@@ -56,3 +56,10 @@ def test_the_plan_runs_no_comparison(run):
     done = run(f"{HEAD} --plan --json")
     assert json.loads(done.stdout)["modules"] == 14
     assert "reference" in run(f"{HEAD} --plan").stdout
+
+
+def test_models_are_served_as_the_option_says(run):
+    done = run("diff netkin:digits netkin:digits --data digits:test --serve sideways")
+    assert done.exit_code == 2
+    refused = run(f"{HEAD} --serve decode")
+    assert (refused.exit_code, "--serve" in refused.stderr) == (1, True)

@@ -71,6 +71,13 @@ class Condition(click.ParamType):
     help="Modules of A that have another name in B, as in 'transformer.h.*=blocks.*'; can be repeated.",
 )
 @click.option(
+    "--serve",
+    type=click.Choice(["decode", "left", "right", "packed"]),
+    help="How B gets the sequences that A gets in one pass: token after token with its cache, padded, or in one row.",
+)
+@click.option("--prefill", type=click.IntRange(min=1), metavar="N",
+              help="Tokens in the first step of --serve decode; by default half of them.")  # fmt: skip
+@click.option(
     "--fail-if",
     "checks",
     multiple=True,
@@ -117,6 +124,8 @@ def _call(
     plan: bool,
     data: str,
     match: tuple[str, ...],
+    serve: str | None,
+    prefill: int | None,
     batch_size: int,
     examples: int | None,
     seed: int,
@@ -140,8 +149,8 @@ def _call(
     names = list(models)
     function = explain_diff if plan else find_difference
     made = function(
-        networks[0], networks[1], batches, match=renamed or None, transform=functions_of(transforms, 1),
-        names=(names[0], names[1]), device=device, seed=seed,
+        networks[0], networks[1], batches, match=renamed or None, serve=serve, prefill=prefill,
+        transform=functions_of(transforms, 1), names=(names[0], names[1]), device=device, seed=seed,
     )  # fmt: skip
     if not plan:
         tell_random_weights(networks)

@@ -124,6 +124,19 @@ class WeightDiff(FrozenRecord):
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class RoutingDiff(FrozenRecord):
+    """For how many tokens, of how many, a router chooses the same experts in both whole runs."""
+
+    same: int
+    tokens: int
+
+    @property
+    def agreement(self) -> float:
+        """The share of tokens with the same experts."""
+        return self.same / self.tokens if self.tokens else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputDiff(FrozenRecord):
     """How the predictions of the two models differ: means over `predictions` positions of the data.
@@ -148,7 +161,8 @@ def named(module: str) -> str:
 class Diff(Result):
     """Two versions of a model, module by module: immutable, with the provenance.
 
-    `modules` are by name in the order of their calls, `arguments` those that differ, `weights` by name. `reference` is
+    `modules` are by name in the order of their calls, `arguments` those that differ, `routing` by router, `weights` by
+    name. `reference` is
     the more precise model, on whose inputs the modules of the other were run. `patched` holds, by block, the KL that is
     left where the reference's output takes the place of the other's after the block.
     """
@@ -160,6 +174,7 @@ class Diff(Result):
     modules: Mapping[str, ModuleDiff]
     arguments: tuple[ArgumentDiff, ...] = ()
     outputs: OutputDiff | None = None
+    routing: Mapping[str, RoutingDiff] = field(default_factory=dict)
     weights: Mapping[str, WeightDiff] = field(default_factory=dict)
     patched: Mapping[str, float] = field(default_factory=dict)
     reference: str = "a"
@@ -259,6 +274,8 @@ class Diff(Result):
                 if top[1] > OUTLYING
                 else ", none of them more than its kind."
             )
+        if any(one.same < one.tokens for one in self.routing.values()):
+            return f"No module differs beyond rounding, which routes some tokens otherwise: {self.routing_lines()[0]}."
         if self.arguments:
             return f"No module differs beyond rounding; {self.arguments[0]}."
         return (
@@ -316,7 +333,7 @@ class Diff(Result):
         width = terminal_width()
         lines = [wrapped(f"{self.title} on {self.data}: {plural(self.examples, 'example')}", width)]
         lines += ["", wrapped(self.sentence, width), "", *self._table(width)]
-        lines += [wrapped(line, width) for line in self.output_lines()]
+        lines += [wrapped(line, width) for line in (*self.output_lines(), *self.routing_lines())]
         lines += [wrapped(str(one), width) for one in self.arguments[:LISTED]]
         lines += [wrapped(self.weights_in_words(), width)] if self.weights else []
         lines += [wrapped(f"warning: {caveat}", width) for caveat in self.caveats]
@@ -335,6 +352,18 @@ class Diff(Result):
         said = f"outputs: KL {out.kl:.3g}, same first choice in {out.agreement:.2%} of {out.predictions:,} predictions"
         if out.perplexity_a is not None and out.perplexity_b is not None:
             said += f"; perplexity {out.perplexity_a:.4g} and {out.perplexity_b:.4g}"
+        return [said]
+
+    def routing_lines(self) -> list[str]:
+        """Return what is said of mixtures of experts: how many choices agree, and the first router that differs."""
+        if not self.routing:
+            return []
+        same, tokens = (sum(getattr(one, name) for one in self.routing.values()) for name in ("same", "tokens"))
+        apart = [(name, one) for name, one in self.routing.items() if one.same < one.tokens]
+        said = f"routing: the same experts in {same:,} of {tokens:,} choices"
+        if apart:
+            name, one = apart[0]
+            said += f"; the first that differ, {one.tokens - one.same:,} of {one.tokens:,} tokens, are of {named(name)}"
         return [said]
 
     def weights_in_words(self) -> str:

@@ -275,3 +275,87 @@ def test_what_can_not_be_served_is_refused(model, batch, call, fault, argument):
         call(model, batch)
     assert refusal.value.argument == argument
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+# --- mixtures of experts ----------------------------------------------------------------------------------------------
+
+
+class Mixture(nn.Module):
+    """Each token to two of four experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 4)
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        each = torch.einsum("btw,ewv->btev", x, self.experts)
+        return x + (each.gather(2, chosen[..., None].expand(*chosen.shape, WIDTH)) * weights[..., None]).sum(2)
+
+
+class LeastLikely(Mixture):
+    """A router that chooses by another rule."""
+
+    def forward(self, x):
+        scores = self.router(x).softmax(-1)
+        _, chosen = scores.topk(2, largest=False)
+        each = torch.einsum("btw,ewv->btev", x, self.experts)
+        weights = scores.gather(2, chosen)
+        return x + (each.gather(2, chosen[..., None].expand(*chosen.shape, WIDTH)) * weights[..., None]).sum(2)
+
+
+@pytest.fixture
+def mixture():
+    """A network of two mixtures, and tokens, some of which two experts suit equally."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Mixture(), nn.LayerNorm(WIDTH), Mixture()).eval()
+    x = torch.randn(8, 40, WIDTH)
+    with torch.no_grad():
+        best = model[0].router(x)[0, 3].topk(3).indices
+        for _ in range(50):  # bring the second and third scores of one token together
+            scores = model[0].router(x)[0, 3]
+            direction = model[0].router.weight[best[1]] - model[0].router.weight[best[2]]
+            x[0, 3] -= (scores[best[1]] - scores[best[2]]) / direction.square().sum() * direction
+    return model, x
+
+
+def test_tokens_that_rounding_routes_otherwise_are_counted_and_no_fault(mixture):
+    model, x = mixture
+    low = copy.deepcopy(model).bfloat16()
+    found = nk.diff(model, low, [x], progress=False)
+    with torch.no_grad():
+        experts = [one[0].router(x.to(one[0].experts.dtype)).topk(2).indices.sort(-1).values for one in (model, low)]
+    same = int((experts[0] == experts[1]).all(-1).sum())
+    assert (found.routing["0"].same, found.routing["0"].tokens) == (same, 320)
+    assert same < 320
+    assert found.first is None
+    assert "same experts" in found.sentence
+    nk.document(found)
+
+
+def test_a_router_that_chooses_by_another_rule_is_a_fault(mixture):
+    model, x = mixture
+    other = copy.deepcopy(model)
+    other[2].__class__ = LeastLikely
+    found = nk.diff(model, other, [x], progress=False)
+    assert found.first == "2"
+    assert found.routing["0"].agreement == 1.0 > found.routing["2"].agreement
+
+
+def test_an_expert_that_differs_is_a_fault_also_beside_tokens_that_are_routed_otherwise(mixture):
+    model, x = mixture
+    other = copy.deepcopy(model).bfloat16()
+    with torch.no_grad():
+        other[0].experts[1] *= 1.2
+    found = nk.diff(model, other, [x], progress=False)
+    assert found.first == "0"
+
+
+def test_routing_is_on_the_page(mixture, tmp_path):
+    model, x = mixture
+    found = nk.diff(model, copy.deepcopy(model).bfloat16(), [x], progress=False)
+    found.save(tmp_path / "ab.netkin")
+    assert nk.load(tmp_path / "ab.netkin") == found
+    nk.report(found, tmp_path / "ab.html")
+    assert "same experts" in (tmp_path / "ab.html").read_text()
+    assert "routing: the same experts in" in str(found)

@@ -44,7 +44,7 @@ from netkin.representations.inputs import (
 )
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.caveats import Caveat
-from netkin.results.diff import THRESHOLD, ArgumentDiff, Diff, ModuleDiff, WeightDiff
+from netkin.results.diff import THRESHOLD, ArgumentDiff, Diff, ModuleDiff, RoutingDiff, WeightDiff
 from netkin.results.labels import plural
 from netkin.sources.weights import remark_on
 
@@ -97,7 +97,7 @@ def diff(
         >>> diff(a, b, torch.randn(20, 8), progress=False).first
         '1'
     """
-    serving = None if serve is None and prefill is None else Serving(serve or "decode", prefill)
+    serving = _serving(serve, prefill)
     called = names or tuple(given if isinstance(given, str) else name for name, given in (("a", a), ("b", b)))
     experiment = Experiment(models=dict(zip("ab", (a, b), strict=True)), data=data, **options)
     models = [experiment.load_model(name) for name in "ab"]
@@ -171,22 +171,24 @@ def explain_diff(
     data: Any,
     *,
     match: Mapping[str, str] | None = None,
+    serve: Serve | None = None,
+    prefill: int | None = None,
     names: tuple[str, str] | None = None,
     **options: Any,
 ) -> DiffPlan:
     """Return what `diff` would take with the same arguments; `b` runs once on the first batch, to learn the sizes."""
+    serving = _serving(serve, prefill)
     experiment = Experiment(models={"a": a, "b": b}, data=data, **options)
     models = [unwrapped(experiment.load_model(name)) for name in "ab"]
     matched = counterparts(models[0], models[1], match)
     reading = _Reading(experiment, experiment.load_data("a"))
     batch = next(reading.batches())
-    is_swapped = _precision(models[1]) < _precision(models[0])
+    is_swapped = serving is None and _precision(models[1]) < _precision(models[0])
     reference, other = reversed(models) if is_swapped else models
     watched = list(matched) if is_swapped else list(matched.values())
     with experiment.lending(*models), inference_mode_of(*models):
-        calls = traced(other, watched, lambda: reading.run(other, batch))
+        calls, kept = _sizes(other, watched, batch, reading, serving)
     levels = max((name.count(".") + 2 if name else 1 for name in calls), default=1)
-    kept = sum(tensor.nbytes for call in calls.values() for tensor in call.outputs.values())
     weights = sum(2 * tensor.nbytes for tensor in reference.parameters() if tensor.is_floating_point())
     return DiffPlan(
         reference="b" if is_swapped else "a",
@@ -198,6 +200,28 @@ def explain_diff(
         kept=kept,
         weights=weights,
     )
+
+
+def _serving(serve: Serve | None, prefill: int | None) -> Serving | None:
+    return None if serve is None and prefill is None else Serving(serve or "decode", prefill)
+
+
+def _sizes(
+    model: nn.Module, names: list[str], batch: Any, reading: _Reading, serving: Serving | None
+) -> tuple[list[str], int]:
+    """Return the calls of a model's run, and the bytes that are kept of them."""
+    if serving is None:
+        traces = traced(model, names, lambda: reading.run(model, batch))
+        return list(traces), sum(tensor.nbytes for call in traces.values() for tensor in call.outputs.values())
+    _, served = serving.run(model, batch, names, reading.experiment.transform)
+    tensors = (
+        tensor
+        for call in served.values()
+        for steps in (call.inputs, call.outputs)
+        for kept in steps.values()
+        for tensor in kept.values()
+    )
+    return list(served), sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
 class _Reading:
@@ -244,6 +268,7 @@ def _compared(
             **facts,
             modules={call.name: _module_diff(call, changes) for call in calls},
             arguments=(*flags, *_argument_diffs(calls, pair.is_swapped)),
+            routing={call.name: RoutingDiff(*call.routed) for call in calls if call.routed},
             weights=weights,
             outputs=outputs,
             examples=examples,
@@ -373,7 +398,11 @@ def _module_diff(call: ReplayedCall, changes: Mapping[str, Sequence[str]]) -> Mo
     if not call.errors:
         return ModuleDiff(**facts, missing=call.fault or WITHOUT_NUMBERS)
     worst = max(map(_judged, call.errors), key=lambda one: one["ratio"])
-    ends = [relative(errors.end_to_end, errors.size) for errors in call.errors if errors.end_to_end is not None]
+    ends = [
+        relative(errors.end_to_end, errors.whole)
+        for errors in call.errors
+        if errors.end_to_end is not None and errors.whole is not None
+    ]
     return ModuleDiff(**facts, **worst, end_to_end=max(ends, default=None))
 
 

@@ -28,6 +28,7 @@ from netkin.applications.diff.replay import (
     hooked,
     outputs_of,
 )
+from netkin.applications.diff.routing import Choice, Choices
 from netkin.errors import InvalidValue, ShapeError
 from netkin.representations.hooks import KeyPath, leaves, parts
 from netkin.representations.inputs import inputs_of, prepared
@@ -189,6 +190,7 @@ class ServedCall:
 
     inputs: dict[int, Told] = field(default_factory=dict)
     outputs: dict[int, Outputs] = field(default_factory=dict)
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
     unmasked: set[KeyPath] = field(default_factory=set)  # arguments for masks that are None
 
     @property
@@ -243,7 +245,7 @@ class Serving:
         is_plain = isinstance(mask, Tensor) and mask.shape == tokens.shape[:2]
         layout = Layout(*tokens.shape[:2], mask.bool().cpu() if is_plain else None)
         recorder = _Recorder(layout, names)
-        with hooked(model, list(dict.fromkeys(["", *names])), recorder.before, recorder.after):
+        with hooked(model, list(dict.fromkeys(["", *names])), recorder.before, recorder.after), recorder.choices:
             if callable(self.serve):
                 self.serve(model, inputs)
                 if not layout.steps:
@@ -306,7 +308,8 @@ class _Recorder:
     def __init__(self, layout: Layout, names: Iterable[str]):
         self.layout, self.names, self.calls = layout, set(names), dict[str, ServedCall]()
         self.planned: Tensor | None = None  # the places of the pass that comes next
-        self._counts, self._opened, self._keeper = Counter[str](), list[str](), Keeper()
+        self._counts, self._opened, self._keeper = Counter[str](), list[tuple[str, int]](), Keeper()
+        self.choices = Choices(lambda: self._opened[-1][0] if self._opened else "")
 
     def before(self, name: str, module: nn.Module, inputs: CallInputs) -> None:
         if not self._opened:
@@ -318,17 +321,19 @@ class _Recorder:
             self._keeper = Keeper()
             self.layout.steps.append(self._places(inputs) if self.planned is None else self.planned)
         self._counts[name] += 1
-        self._opened.append(call_name(name, self._counts[name]))
+        key = call_name(name, self._counts[name])
+        self._opened.append((key, len(self.choices.made)))
         if name in self.names:
             tensors = {path: leaf for path, leaf in leaves(inputs.by_name()) if isinstance(leaf, Tensor)}
             kept = {path: self._keeper.copy(leaf) for path, leaf in tensors.items()}
-            call = self.calls.setdefault(self._opened[-1], ServedCall())
+            call = self.calls.setdefault(key, ServedCall())
             call.inputs[len(self.layout.steps) - 1] = kept
             call.unmasked |= {path for path, leaf in inputs.beside() if leaf is None and MASK.fullmatch(str(path[-1]))}
 
     def after(self, name: str, module: nn.Module, output: Any) -> None:
-        key = self._opened.pop()
+        key, start = self._opened.pop()
         if name in self.names:
+            self.calls[key].choices[len(self.layout.steps) - 1] = self.choices.made[start:]
             kept = {path: self._keeper.copy(tensor) for path, tensor in outputs_of(output).items()}
             self.calls[key].outputs[len(self.layout.steps) - 1] = kept
 
@@ -472,8 +477,22 @@ class _ServedReplayed(Replayed):
         own, (told, _) = self.inputs.dtypes(), self.replay.layout.inputs(self.inputs, self.trace)
         typed = {path: value.to(own.get(path, value.dtype)) for path, value in told.items()}
         self.inputs = self.inputs.told(typed, device)
+        self.choices.clear()
         self.outputs = self._run(self.module, self.inputs.copied())
+        self.choices.append(self.chosen(self.choices[0]))
         return [(self.outputs[path], theirs) for path, theirs in self._assembled(self.outputs).items()]
+
+    def chosen(self, like: Sequence[Choice]) -> Sequence[Choice]:
+        """Return the choices of experts of all steps, in the places of the whole pass."""
+        found, layout = list[Choice](), self.replay.layout
+        for place, own in enumerate(like):
+            given = {step: made[place] for step, made in self.trace.choices.items() if len(made) == len(like)}
+            scores = layout.assembled({step: one.scores for step, one in given.items()}, own.scores) if given else None
+            chosen = layout.assembled({step: one.chosen for step, one in given.items()}, own.chosen) if given else None
+            if scores is None or chosen is None:
+                return []
+            found.append(Choice(own.call, scores, chosen))
+        return found
 
     def ends(self, given: Outputs) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs of the whole pass beside those of the counterpart, in its places."""

@@ -48,6 +48,7 @@ def diff_page(result: Diff) -> Page:
             Section("The modules that matter", [top, table], "card"),
             arguments if result.arguments else None,
             _predictions(result),
+            _routing(result),
             _weights(result),
         ],
         origins=origins(_origin_facts(result), result.provenance),
@@ -103,6 +104,16 @@ def _facts(result: Diff) -> Sequence[str]:
 def _predictions(result: Diff) -> Section | None:
     lines = result.output_lines()
     return Section("Predictions", [Text(line) for line in lines], "card") if lines else None
+
+
+def _routing(result: Diff) -> Section | None:
+    if not result.routing:
+        return None
+    rows = [[Name(named(name)), f"{one.agreement:.2%}", f"{one.tokens - one.same:,}", f"{one.tokens:,}"]
+            for name, one in result.routing.items()]  # fmt: skip
+    head = ["router", "same experts", "tokens with others", "of"]
+    table = Table(head, rows, label="Routing", style="numbers")
+    return Section("Routing", [*(Text(f"{line}.") for line in result.routing_lines()), table], "card")
 
 
 def _weights(result: Diff) -> Section | None:
