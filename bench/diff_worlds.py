@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -45,6 +47,14 @@ def llama(attention: str = "eager") -> nn.Module:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=4, attn_implementation=attention, **sizes)
     return lively(LlamaForCausalLM(config))
+
+
+def mixtral(attention: str = "eager") -> nn.Module:
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 3, "num_local_experts": 4}
+    config = MixtralConfig(vocab_size=VOCABULARY, attn_implementation=attention, **sizes)
+    return lively(MixtralForCausalLM(config))
 
 
 def gpt2(attention: str = "eager") -> nn.Module:
@@ -129,7 +139,15 @@ def trained(attention: str = "eager", _kept: dict[str, Any] = {}) -> nn.Module: 
     return model
 
 
-NETS = {"llama": llama, "gpt2": gpt2, "bert": bert, "vit": vit, "convnet": convnet, "trained": trained}
+NETS = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "bert": bert,
+    "vit": vit,
+    "convnet": convnet,
+    "trained": trained,
+    "mixtral": mixtral,
+}
 
 
 def data_of(net: str, padded: str = "") -> list[Any]:
@@ -348,12 +366,43 @@ CONVNET: Mapping[str, tuple[str, Fault]] = {
 }  # fmt: skip
 
 
+# added later, of kinds at which earlier rules had failed
+MIXTRAL: Mapping[str, tuple[str, Fault]] = {
+    "weights of experts not normalised": ("model.layers.1.mlp.gate", around("model.layers.1.mlp.gate", lambda forward, x: _not_normalised(forward(x)))),
+    "one expert only": ("model.layers.2.mlp.gate", around("model.layers.2.mlp.gate", lambda forward, x: _one_expert(forward(x)))),
+    "rows of the router in another order": ("model.layers.0.mlp.gate", changed("model.layers.0.mlp.gate", "weight", lambda w: w.roll(1, 0))),
+    "experts in another order": ("model.layers.1.mlp.experts", changed("model.layers.1.mlp.experts", "down_proj", lambda w: w.roll(1, 0))),
+    "an expert not loaded": ("model.layers.2.mlp.experts", changed("model.layers.2.mlp.experts", "down_proj", lambda w: w.index_fill(0, torch.tensor([2]), 0.0))),
+    "gate and up of the experts swapped": ("model.layers.0.mlp.experts", changed("model.layers.0.mlp.experts", "gate_up_proj", lambda w: torch.cat([w[:, 128:], w[:, :128]], 1))),
+    "one added to all norms": ("model.layers.0.input_layernorm", lambda model: [module.weight.data.add_(1) for name, module in model.named_modules() if name.endswith("norm")]),
+    "no attention output in one head": ("model.layers.1.self_attn.o_proj", changed("model.layers.1.self_attn.o_proj", "weight", lambda w: w.index_fill(1, torch.arange(16, 32), 0.0))),
+}  # fmt: skip
+
+
+def _not_normalised(output: Any) -> Any:
+    logits, _, chosen = output
+    return logits, logits.float().softmax(-1).gather(-1, chosen), chosen
+
+
+def _one_expert(output: Any) -> Any:
+    logits, weights, chosen = output
+    return logits, torch.tensor([1.0, 0.0], dtype=weights.dtype).expand_as(weights), chosen
+
+
 def _rolled(output: Any) -> Any:
     output.last_hidden_state = output.last_hidden_state.roll(1, 1)
     return output
 
 
-FAULTS = {"llama": LLAMA, "gpt2": GPT2, "bert": BERT, "vit": VIT, "convnet": CONVNET, "trained": GPT2}
+FAULTS = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "bert": BERT,
+    "vit": VIT,
+    "convnet": CONVNET,
+    "trained": GPT2,
+    "mixtral": MIXTRAL,
+}
 
 
 # --- changes that only round differently ------------------------------------------------------------------------------
@@ -393,6 +442,14 @@ def transposed_products(model: nn.Module) -> nn.Module:
                 if x.ndim == 3
                 else type(m).forward(m, x)
             )
+    return model
+
+
+def norms_in_float32(model: nn.Module) -> nn.Module:
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            forward = type(module).forward
+            module.forward = lambda x, f=forward, m=module: f(m.float(), x.float()).to(x.dtype)
     return model
 
 

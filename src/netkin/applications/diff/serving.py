@@ -42,6 +42,7 @@ MASK = re.compile("(?!encoder).*mask")
 BLOCK = re.compile(r"(.*\.)?\d+(\..*)?")  # what is in a block is told the mask that all blocks share
 SHIFTS = 4  # rows are padded by so many different numbers of tokens, none among them
 
+ToTokens = Callable[[Tensor, int, int], "Tensor | None"]
 Serve = str | Callable[[nn.Module, Any], Any]
 
 
@@ -49,7 +50,7 @@ Serve = str | Callable[[nn.Module, Any], Any]
 
 
 @dataclass
-class Layout:
+class TokenPlaces:
     """The places of a batch's tokens, examples × positions, in the forward passes of a served model.
 
     `steps` hold, for each pass, rows × columns of places in the flat batch; -1 where there is no token of it. `valid`
@@ -67,29 +68,39 @@ class Layout:
 
         None where tensors are not by tokens. One that all examples share becomes one for each.
         """
-        for to_tokens, batch_axes, swap in (
-            (_by_row, 2, False), (_by_head, 2, True), (_by_token, 1, False), (_shared, 2, False),
-        ):  # fmt: skip
-            whole = like.transpose(1, 2) if swap and like.ndim == 4 else like
-            sizes = (self.examples, self.length) if batch_axes == 2 else (self.examples * self.length,)
-            if (
-                (swap and like.ndim != 4)
-                or whole.ndim < batch_axes
-                or whole.shape[:batch_axes] not in (sizes, (1, *sizes[1:]))
-            ):
-                continue
-            tokens = {step: to_tokens(tensor, *self.steps[step].shape) for step, tensor in given.items()}
-            rest = whole.shape[batch_axes:]
-            if any(values is None or values.shape[1:] != rest for values in tokens.values()):
-                continue
-            dtype = next(iter(tokens.values())).dtype
-            full = whole.expand(*sizes, *rest).to("cpu", dtype, copy=True)
-            flat = full.view(-1, *rest)
-            for step, values in tokens.items():
-                places = self.steps[step].flatten()
-                flat[places[places >= 0]] = values[places >= 0]
-            return full.transpose(1, 2) if swap else full
-        return None
+        by_both, by_token = (self.examples, self.length), (self.examples * self.length,)
+        for to_tokens, sizes in ((_by_row, by_both), (_by_head, by_both), (_by_token, by_token), (_shared, by_both)):
+            has_heads = to_tokens is _by_head
+            whole = like.transpose(1, 2) if has_heads and like.ndim == 4 else like
+            forms = (sizes, (1, self.length)) if sizes == by_both else (sizes,)
+            if whole.shape[: len(sizes)] in forms and (like.ndim == 4 or not has_heads):
+                full = self._filled(given, to_tokens, whole.expand(*sizes, *whole.shape[len(sizes) :]), len(sizes))
+                if full is not None:
+                    return full.transpose(1, 2) if has_heads else full
+        return self._by_column(given, like)
+
+    def _filled(self, given: Mapping[int, Tensor], to_tokens: ToTokens, whole: Tensor, axes: int) -> Tensor | None:
+        tokens = {step: to_tokens(tensor, *self.steps[step].shape) for step, tensor in given.items()}
+        found = {step: values for step, values in tokens.items() if values is not None}
+        if len(found) < len(given) or any(values.shape[1:] != whole.shape[axes:] for values in found.values()):
+            return None
+        full = whole.to("cpu", next(iter(found.values())).dtype, copy=True, memory_format=torch.contiguous_format)
+        flat = full.view(-1, *whole.shape[axes:])
+        for step, values in found.items():
+            places = self.steps[step].flatten()
+            flat[places[places >= 0]] = values[places >= 0]
+        return full
+
+    def _by_column(self, given: Mapping[int, Tensor], like: Tensor) -> Tensor | None:
+        """Return what has no axis of examples, such as positions in one row."""
+        full = like.to("cpu", next(iter(given.values())).dtype, copy=True)
+        for step, tensor in given.items():
+            columns = self.steps[step] % self.length
+            is_one = bool((self.steps[step] >= 0).all() and (columns == columns[:1]).all())
+            if not is_one or tensor.shape != (columns.shape[1], *like.shape[1:]) or like.shape[:1] != (self.length,):
+                return None
+            full[columns[0]] = tensor
+        return full
 
     @property
     def is_mixed(self) -> bool:
@@ -230,7 +241,7 @@ class Serving:
 
     def run(
         self, model: nn.Module, batch: Any, names: Sequence[str], transform: Any = None
-    ) -> tuple[Layout, dict[str, ServedCall]]:
+    ) -> tuple[TokenPlaces, dict[str, ServedCall]]:
         """Run a model on a batch as it is served; return where tokens were, and what the named modules did."""
         model = unwrapped(model)
         inputs = inputs_of(prepared(model, batch, transform))
@@ -242,8 +253,8 @@ class Serving:
                 argument="serve",
             )
         mask = inputs.get("attention_mask")
-        is_plain = isinstance(mask, Tensor) and mask.shape == tokens.shape[:2]
-        layout = Layout(*tokens.shape[:2], mask.bool().cpu() if is_plain else None)
+        valid = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == tokens.shape[:2] else None
+        layout = TokenPlaces(tokens.shape[0], tokens.shape[1], valid)
         recorder = _Recorder(layout, names)
         with hooked(model, list(dict.fromkeys(["", *names])), recorder.before, recorder.after), recorder.choices:
             if callable(self.serve):
@@ -267,7 +278,7 @@ class Serving:
         given = {step: next(iter(own.values())) for step, own in outputs.items() if own}
         return layout.assembled(given, like.cpu()) if given else None
 
-    def _decode(self, model: nn.Module, inputs: dict[str, Any], layout: Layout, recorder: _Recorder) -> None:
+    def _decode(self, model: nn.Module, inputs: dict[str, Any], layout: TokenPlaces, recorder: _Recorder) -> None:
         known = _arguments(model)
         name = next((name for name in CACHES if name in known), None)
         if name is None:
@@ -305,7 +316,7 @@ class Serving:
 class _Recorder:
     """Keeps what modules are given and give in each forward pass of the model, on the host."""
 
-    def __init__(self, layout: Layout, names: Iterable[str]):
+    def __init__(self, layout: TokenPlaces, names: Iterable[str]):
         self.layout, self.names, self.calls = layout, set(names), dict[str, ServedCall]()
         self.planned: Tensor | None = None  # the places of the pass that comes next
         self._counts, self._opened, self._keeper = Counter[str](), list[tuple[str, int]](), Keeper()
@@ -371,14 +382,14 @@ def _first_argument(model: nn.Module) -> str:
     return next(iter(_arguments(model)), "")
 
 
-def _columns(key: str, value: Any, layout: Layout, start: int, stop: int) -> Any:
+def _columns(key: str, value: Any, layout: TokenPlaces, start: int, stop: int) -> Any:
     """Return an input for some of the positions; a mask covers those before as well."""
     if not isinstance(value, Tensor) or value.shape[:2] not in ((layout.examples, layout.length), (1, layout.length)):
         return value
     return value[:, :stop] if key == "attention_mask" else value[:, start:stop]
 
 
-def _padded(layout: Layout, side: str) -> Tensor:
+def _padded(layout: TokenPlaces, side: str) -> Tensor:
     """Return rows that are padded by different numbers of tokens at one side."""
     rows, length = layout.examples, layout.length
     places = torch.full((rows, length + SHIFTS), -1)
@@ -388,13 +399,15 @@ def _padded(layout: Layout, side: str) -> Tensor:
     return places
 
 
-def _packed(layout: Layout) -> Tensor:
+def _packed(layout: TokenPlaces) -> Tensor:
     """Return one row of all tokens that are not masked."""
     every = torch.arange(layout.examples * layout.length)
     return (every if layout.valid is None else every[layout.valid.flatten()])[None]
 
 
-def _moved(model: nn.Module, inputs: Mapping[str, Any], layout: Layout, places: Tensor, serve: str) -> dict[str, Any]:
+def _moved(
+    model: nn.Module, inputs: Mapping[str, Any], layout: TokenPlaces, places: Tensor, serve: str
+) -> dict[str, Any]:
     """Return inputs in other places, with the mask and positions that belong to them."""
     known = _arguments(model)
     needed = "position_ids" if serve == "packed" else "attention_mask"
