@@ -162,9 +162,9 @@ class Diff(Result):
     """Two versions of a model, module by module: immutable, with the provenance.
 
     `modules` are by name in the order of their calls, `arguments` those that differ, `routing` by router, `weights` by
-    name. `reference` is
-    the more precise model, on whose inputs the modules of the other were run. `patched` holds, by block, the KL that is
-    left where the reference's output takes the place of the other's after the block.
+    name. `reference` is the more precise model, on whose inputs the modules of the other were run. `serve` says how b
+    was served; then the modules of a were run on what b's were given. `patched` holds, by block, the KL that is left
+    where the reference's output takes the place of the other's after the block.
     """
 
     kind: ClassVar[str] = "diff"
@@ -178,6 +178,7 @@ class Diff(Result):
     weights: Mapping[str, WeightDiff] = field(default_factory=dict)
     patched: Mapping[str, float] = field(default_factory=dict)
     reference: str = "a"
+    serve: str = ""
     precision: tuple[str, str] = ("", "")
     threshold: float = THRESHOLD
     data: str = ""
@@ -274,8 +275,11 @@ class Diff(Result):
                 if top[1] > OUTLYING
                 else ", none of them more than its kind."
             )
-        if any(one.same < one.tokens for one in self.routing.values()):
-            return f"No module differs beyond rounding, which routes some tokens otherwise: {self.routing_lines()[0]}."
+        rerouted = {name: one.tokens - one.same for name, one in self.routing.items() if one.same < one.tokens}
+        if rerouted:
+            total = sum(one.tokens for one in self.routing.values())
+            count, router = f"{sum(rerouted.values()):,} of {total:,}", named(next(iter(rerouted)))
+            return f"No module differs beyond rounding, by which {count} choices of experts differ, first in {router}."
         if self.arguments:
             return f"No module differs beyond rounding; {self.arguments[0]}."
         return (
@@ -306,6 +310,12 @@ class Diff(Result):
         """What was compared."""
         return f"{self.a} and {self.b}"
 
+    @property
+    def served(self) -> str:
+        """How the second model was served, in words."""
+        return {"decode": "decoding with its cache", "left": "padded at the left", "right": "padded at the right",
+                "packed": "packed"}.get(self.serve, self.serve)  # fmt: skip
+
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each called module, in the order of the calls."""
         names = ("name", "kind", "local", "end_to_end", "floor", "ratio", "worst_sequence", "worst_position", "missing")
@@ -331,7 +341,8 @@ class Diff(Result):
 
     def __str__(self) -> str:
         width = terminal_width()
-        lines = [wrapped(f"{self.title} on {self.data}: {plural(self.examples, 'example')}", width)]
+        served = f" ({self.served})" if self.serve else ""
+        lines = [wrapped(f"{self.title}{served} on {self.data}: {plural(self.examples, 'example')}", width)]
         lines += ["", wrapped(self.sentence, width), "", *self._table(width)]
         lines += [wrapped(line, width) for line in (*self.output_lines(), *self.routing_lines())]
         lines += [wrapped(str(one), width) for one in self.arguments[:LISTED]]

@@ -121,6 +121,14 @@ def test_a_model_that_is_served_well_does_not_differ(model, batch, serve, precis
     assert found.outputs.kl < 1e-3
 
 
+def test_the_result_says_how_the_model_was_served(model, batch, tmp_path):
+    found = diff(model, model, batch, "decode")
+    assert "a and b (decoding with its cache) on" in str(found)
+    nk.report(found, tmp_path / "ab.html")
+    assert "b: decoding with its cache" in (tmp_path / "ab.html").read_text()
+    assert diff(model, model, batch, lambda model, inputs: model(inputs["input_ids"])).serve == "by a function"
+
+
 def test_precisions_may_differ_as_well(model, batch):
     low = copy.deepcopy(model).bfloat16()
     assert diff(model, low, batch, "decode").first is None
@@ -329,7 +337,7 @@ def test_tokens_that_rounding_routes_otherwise_are_counted_and_no_fault(mixture)
     assert (found.routing["0"].same, found.routing["0"].tokens) == (same, 320)
     assert same < 320
     assert found.first is None
-    assert "same experts" in found.sentence
+    assert "of 640 choices of experts differ, first in 0." in found.sentence
     nk.document(found)
 
 

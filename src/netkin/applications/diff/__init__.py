@@ -273,6 +273,7 @@ def _compared(
             outputs=outputs,
             examples=examples,
             reference="b" if pair.is_swapped else "a",
+            serve="" if serving is None else serving.name,
             precision=(_in_words(a), _in_words(b)),
             caveats=tuple(_caveats(calls, _unmatched(a, names))),
         )

@@ -239,6 +239,11 @@ class Serving:
         if self.prefill is not None and self.serve != "decode":
             raise InvalidValue("`prefill` goes with serve='decode' alone.", argument="prefill", value=self.prefill)
 
+    @property
+    def name(self) -> str:
+        """How a result calls it."""
+        return self.serve if isinstance(self.serve, str) else "by a function"
+
     def run(
         self, model: nn.Module, batch: Any, names: Sequence[str], transform: Any = None
     ) -> tuple[TokenPlaces, dict[str, ServedCall]]:

@@ -97,7 +97,8 @@ def _row(one: ModuleDiff) -> list[Any]:
 
 def _facts(result: Diff) -> Sequence[str]:
     precisions = " and ".join(dict.fromkeys(result.precision))
-    return [result.data, plural(result.examples, "example"), plural(len(result.modules), "module"), precisions,
+    served = [f"{result.b}: {result.served}"] if result.serve else []
+    return [result.data, plural(result.examples, "example"), *served, plural(len(result.modules), "module"), precisions,
             result.created[:10]]  # fmt: skip
 
 
@@ -128,6 +129,8 @@ def _weights(result: Diff) -> Section | None:
 
 def _origin_facts(result: Diff) -> dict[str, Any]:
     reference = {"a": result.a, "b": result.b}[result.reference]
+    if result.serve:
+        reference = f"{result.b}, {result.served}"
     return {
         "a": f"{result.a} ({result.precision[0]})", "b": f"{result.b} ({result.precision[1]})",
         "whose inputs were used": reference, "data": result.data, "examples": f"{result.examples:,}",
