@@ -53,6 +53,7 @@ def mixtral(attention: str = "eager") -> nn.Module:
     torch.manual_seed(5)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 3, "num_local_experts": 4}
+    sizes |= {"experts_implementation": "eager"}  # the grouped product has no float64
     config = MixtralConfig(vocab_size=VOCABULARY, attn_implementation=attention, **sizes)
     return lively(MixtralForCausalLM(config))
 
