@@ -366,7 +366,8 @@ def _chart(chart: Chart) -> dict[str, Any]:
         for k, line in enumerate(chart.lines)
     ]
     x = [round(place, 4) for place in chart.lefts]
-    return {"x": x, "names": chart.names, "up": [chart.up.low, chart.up.high], "across": chart.across, "lines": lines}
+    told = {"x": x, "names": chart.names, "up": [chart.up.low, chart.up.high], "across": chart.across, "lines": lines}
+    return told | ({"logarithmic": True} if chart.up.logarithmic else {})
 
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:

@@ -33,7 +33,7 @@ class Line:
 
     `ends` are those of the bars; by default a standard error to both sides. The last `given` values are so by
     construction. Its colour is that of a layer's `depth`, or of its `kind`, by default its number among the lines. What
-    lies below a line that is `filled` is a band.
+    lies below a line that is `filled` is a band; one that is `dotted` has its points alone.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Line:
     kind: int | None = None
     given: int = 0
     filled: bool = False
+    dotted: bool = False
 
     def bar(self, k: int) -> Ends | None:
         """Return the ends of the bar at place `k`, or None."""
@@ -63,7 +64,8 @@ class Line:
 class Chart:
     """Lines above an x axis, by numbers, training steps or names; `up` is the axis of their values.
 
-    `title` is its title, `across` the label of the x axis.
+    `title` is its title, `across` the label of the x axis. Of places with names those that are `marked` have theirs
+    below the axis, by default all.
     """
 
     title: str
@@ -72,6 +74,7 @@ class Chart:
     lines: Sequence[Line]
     up: Axis
     along: Axis | StepAxis | None = None
+    marked: Sequence[int] = ()
 
     @property
     def lefts(self) -> list[float]:
@@ -97,8 +100,11 @@ class Chart:
     def ticks(self) -> list[tuple[float, str, str]]:
         """Return the ticks of the x axis: position, short label and full label."""
         if self.along is None:
-            every, lefts, short = math.ceil(len(self.places) / NAMED) or 1, self.lefts, shortened(self.names, 16)
-            return [(lefts[k], short[k], self.names[k]) for k in range(0, len(short), every)]
+            marked, lefts = self.marked or range(len(self.places)), self.lefts
+            chosen = marked[:: math.ceil(len(marked) / NAMED) or 1]
+            short = shortened([self.names[k] for k in (chosen if self.marked else marked)], 16)
+            named = short if self.marked else [short[k] for k in chosen]
+            return [(lefts[k], text, self.names[k]) for k, text in zip(chosen, named, strict=True)]
         whole = all(isinstance(place, int) for place in self.places)
         ticks = [tick for tick in self.along.ticks() if tick == round(tick) or not whole]
         text: Callable[[Any], str] = brief_count if isinstance(self.along, StepAxis) else tick_text
@@ -222,6 +228,8 @@ class Axis:
             >>> Axis(0, 10).place(2.5), Axis(1, 100, logarithmic=True).place(10), Axis(2, 0).place(0.5)
             (0.25, 0.5, 0.75)
         """
+        if self.logarithmic:  # zero lies at the lower end
+            value = max(value, min(self.low, self.high))
         low, high, value = (math.log10(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high != low else 0.5
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +23,15 @@ from netkin.results.records import FrozenRecord, now, optional
 from netkin.results.text import aligned, cut_short, terminal_width, wrapped
 
 THRESHOLD = 3.0  # of clean pairs none comes near; see docs/diff.md
-OUTLYING = 6.0  # robust standard deviations, by which a module stands out among those of its kind
+OUTLYING = 5.0  # robust standard deviations, by which a module stands out among those of its kind
 LISTED = 5
+SAME = ("equal", "cast", "transposed")  # relations of weights that hold the same numbers
+DETAILS = 4  # of tensors in one relation, up to which all are said
+FALLS = 0.01  # of the KL, below which a fall is none
 SPREAD = 1.4826  # of a normal distribution, its standard deviation in median absolute deviations
-LEAST_SPREAD = 0.15  # of logarithms: few modules may have hardly any by chance
+# the least spread of logarithms, as few modules may have hardly any by chance: of roundings, and of what training does
+LEAST_SPREAD, LEAST_SPREAD_TRAINED, LEAST_SPREAD_WEIGHTS = 0.15, 0.3, 0.2
+TRAINED = ("changed", "low rank")
 
 LOCAL_ERROR = Quantity(
     id="local_error",
@@ -92,7 +99,7 @@ class ModuleDiff(FrozenRecord):
     @property
     def place(self) -> str:
         """The name that it shares with modules in other blocks, such as ``layers.*.mlp``."""
-        return re.sub(r"\b\d+\b", "*", self.stem)
+        return _place(self.stem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +121,9 @@ class ArgumentDiff(FrozenRecord):
 class WeightDiff(FrozenRecord):
     """How a tensor of the second model follows from the first's.
 
-    `relation` is "equal", "cast", "scaled", "quantised", "sparse", "low rank", "changed", "new" or "gone"; `error` the
-    relative difference, `detail` a factor, a number of bits, a share of zeros, or a rank.
+    `relation` is "equal", "cast", "scaled", "quantised", "sparse", "low rank", "permuted", "transposed", "changed",
+    "new" or "gone"; `error` the relative difference, `detail` the types, a factor, the bits and what shares a scale, a
+    share of zeros, a rank, how many rows differ, or what the tensor is tied to.
     """
 
     relation: str
@@ -138,6 +146,21 @@ class OutputDiff(FrozenRecord):
     perplexity_b: float | None = None
 
 
+def blocks_among(called: Iterable[str]) -> list[str]:
+    """Return the blocks of a model: the modules that a list holds, of the longest list that lies in no other.
+
+    Example:
+        >>> blocks_among(["", "embed", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"])
+        ['layers.0', 'layers.1']
+    """
+    lists: dict[str, list[str]] = {}
+    for name in called:
+        if found := re.fullmatch(r"((?:.*\.)?[^.\d][^.]*)\.\d+", name):
+            lists.setdefault(found[1], []).append(name)
+    outer = {name: own for name, own in lists.items() if not re.search(r"\.\d+(\.|$)", name)}
+    return max(outer.values(), key=len, default=[])
+
+
 def named(module: str) -> str:
     """Return a module's name for a sentence."""
     return module or "the model itself"
@@ -148,8 +171,9 @@ class Diff(Result):
     """Two versions of a model, module by module: immutable, with the provenance.
 
     `modules` are by name in the order of their calls, `arguments` those that differ, `weights` by name. `reference` is
-    the more precise model, on whose inputs the modules of the other were run. `patched` holds, by block, the KL that is
-    left where the reference's output takes the place of the other's after the block.
+    the more precise model, on whose inputs the modules of the other were run. Where modules differ by more than
+    rounding, `patched` holds, by block, the KL that is left where a's output takes the place of b's after the block, on
+    the first batch, and `unpatched` that KL without any.
     """
 
     kind: ClassVar[str] = "diff"
@@ -161,6 +185,7 @@ class Diff(Result):
     outputs: OutputDiff | None = None
     weights: Mapping[str, WeightDiff] = field(default_factory=dict)
     patched: Mapping[str, float] = field(default_factory=dict)
+    unpatched: float | None = None
     reference: str = "a"
     precision: tuple[str, str] = ("", "")
     threshold: float = THRESHOLD
@@ -237,10 +262,37 @@ class Diff(Result):
 
     @cached_property
     def ranking(self) -> tuple[tuple[str, float], ...]:
-        """The calls from the most outlying one among its kind to the least: robust z of the logarithm of the ratio."""
-        judged = [one for one in self.modules.values() if one.ratio is not None]
-        scores = {one.name: _robust_z(one, self._alike(one)) for one in judged}
+        """The calls from the most outlying one among its kind to the least, by robust z.
+
+        That of the logarithm of the ratio, or of the error of weights that were changed by design, if that is larger.
+        """
+        weights = self._outlying_weights()
+        scores = {
+            one.name: max(_robust_z(one, self._alike(one)), weights.get(one.stem, -math.inf))
+            for one in self.modules.values()
+            if one.ratio is not None
+        }
         return tuple(sorted(scores.items(), key=lambda item: -item[1]))
+
+    def _outlying_weights(self) -> dict[str, float]:
+        """Return the largest robust z of the changed weights that a module holds, among those of the same place."""
+        places: dict[str, list[tuple[str, float]]] = {}
+        for name, one in self.weights.items():
+            module = name.rpartition(".")[0]
+            if module in self.by_design and one.relation not in SAME and 0 < one.error < math.inf:
+                places.setdefault(_place(name), []).append((module, math.log(one.error)))
+        found: dict[str, float] = {}
+        for own in places.values():
+            for k, (module, value) in enumerate(own):
+                others = [other for j, (_, other) in enumerate(own) if j != k]
+                if len(others) > 1:
+                    found[module] = max(found.get(module, -math.inf), _z(value, others, LEAST_SPREAD_WEIGHTS))
+        return found
+
+    @property
+    def outlying(self) -> tuple[str, ...]:
+        """The calls that differ much more than their kind, where a kind differs by design."""
+        return tuple(name for name, z in self.ranking if z > OUTLYING) if self.by_design else ()
 
     @property
     def sentence(self) -> str:
@@ -249,12 +301,13 @@ class Diff(Result):
             return self._about(self.modules[self.first])
         largest = max((one.ratio for one in self.modules.values() if one.ratio is not None), default=0.0)
         if self.by_design:
-            said = f"{plural(len(self.by_design), 'module')} differ by their weights"
+            said = f"{plural(len(self.by_design), 'module')} {'differs' if len(self.by_design) == 1 else 'differ'} by "
+            said += f"{'its' if len(self.by_design) == 1 else 'their'} weights ({self._changes_in_words()})"
             top = self.ranking[0] if self.ranking else ("", 0.0)
             return said + (
                 f"; {named(top[0])} differs most for its kind (z = {top[1]:.1f})."
                 if top[1] > OUTLYING
-                else ", none of them more than its kind."
+                else f", none of them much more than its kind (z at most {top[1]:.1f})."
             )
         if self.arguments:
             return f"No module differs beyond rounding; {self.arguments[0]}."
@@ -262,6 +315,10 @@ class Diff(Result):
             f"No module differs beyond rounding: the largest error is {largest:.2g} × its floor, below the "
             f"{self.threshold:g} × from which a module stands out."
         )
+
+    def _changes_in_words(self) -> str:
+        counts = {relation: len(own) for relation, own in self.weights_by_relation().items() if relation not in SAME}
+        return ", ".join(f"{count} {relation}" for relation, count in counts.items())
 
     def _about(self, one: ModuleDiff) -> str:
         local, ratio = one.local or 0.0, one.ratio or 0.0
@@ -313,7 +370,7 @@ class Diff(Result):
         width = terminal_width()
         lines = [wrapped(f"{self.title} on {self.data}: {plural(self.examples, 'example')}", width)]
         lines += ["", wrapped(self.sentence, width), "", *self._table(width)]
-        lines += [wrapped(line, width) for line in self.output_lines()]
+        lines += [wrapped(line, width) for line in (*self.output_lines(), self.patched_in_words()) if line]
         lines += [wrapped(str(one), width) for one in self.arguments[:LISTED]]
         lines += [wrapped(self.weights_in_words(), width)] if self.weights else []
         lines += [wrapped(f"warning: {caveat}", width) for caveat in self.caveats]
@@ -334,12 +391,32 @@ class Diff(Result):
             said += f"; perplexity {out.perplexity_a:.4g} and {out.perplexity_b:.4g}"
         return [said]
 
+    def patched_in_words(self) -> str:
+        """Return at which block the KL falls most where a's outputs take the places of b's; nothing if not measured."""
+        if self.unpatched is None or not self.patched:
+            return ""
+        left = [self.unpatched, *self.patched.values()]
+        falls = [before - after for before, after in pairwise(left)]
+        most = max(range(len(falls)), key=lambda k: falls[k])
+        head = f"patched: of KL {self.unpatched:.3g} on the first batch"
+        if falls[most] <= FALLS * self.unpatched:
+            return f"{head} no block's output takes a part away"
+        name = [*self.patched][most]
+        return f"{head} {left[most + 1]:.3g} is left with a's output after {named(name)}, where it falls most" + (
+            f", from {left[most]:.3g}" if most else ""
+        )
+
     def weights_in_words(self) -> str:
-        """Return how many tensors stand in which relation."""
-        counts: dict[str, int] = {}
+        """Return how many tensors stand in which relation, with what says more of it where that is the same for all."""
+        said = [f"{len(own)} {relation}{_shared_detail(own)}" for relation, own in self.weights_by_relation().items()]
+        return "weights: " + ", ".join(said)
+
+    def weights_by_relation(self) -> dict[str, list[WeightDiff]]:
+        """Return the tensors by their relations."""
+        found: dict[str, list[WeightDiff]] = {}
         for one in self.weights.values():
-            counts[one.relation] = counts.get(one.relation, 0) + 1
-        return "weights: " + ", ".join(f"{count} {relation}" for relation, count in counts.items())
+            found.setdefault(one.relation, []).append(one)
+        return found
 
     def __repr__(self) -> str:
         return f"Diff({self.a!r}, {self.b!r}, first={self.first!r}, {len(self.modules)} modules)"
@@ -353,6 +430,16 @@ class Diff(Result):
         }  # fmt: skip
 
 
+def _shared_detail(weights: Sequence[WeightDiff]) -> str:
+    """Return what is said of most of these tensors and of how many, in brackets."""
+    counts = Counter(one.detail for one in weights if one.detail)
+    if not counts or len(counts) > DETAILS:
+        return ""
+    if counts.total() == len(weights) and len(counts) == 1:
+        return f" ({next(iter(counts))})"
+    return f" ({'; '.join(f'{count} × {detail}' for detail, count in counts.most_common())})"
+
+
 def number_cells(one: ModuleDiff) -> list[str]:
     """Return the numbers of a module as texts."""
     values = (one.local, one.floor, one.ratio, one.end_to_end)
@@ -361,16 +448,27 @@ def number_cells(one: ModuleDiff) -> list[str]:
 
 
 def _robust_z(one: ModuleDiff, family: Sequence[ModuleDiff]) -> float:
-    """Return how far a call lies from the median of the others of its family, in robust standard deviations.
+    """Return how far a call lies from the others of its family, by the logarithms of the ratios."""
+    others = [_log_ratio(own) for own in family if own.name != one.name and own.ratio is not None]
+    is_trained = any(relation in TRAINED for relation in one.changed.split(", "))
+    return _z(_log_ratio(one), others, LEAST_SPREAD_TRAINED if is_trained else LEAST_SPREAD)
 
-    That is of the logarithms of the ratios. The others alone count, so that one of few does not hide in the spread.
+
+def _z(value: float, others: Sequence[float], least: float) -> float:
+    """Return how far a value lies from the median of others, in robust standard deviations.
+
+    The others alone count, so that one of few does not hide in the spread.
     """
-    others = np.array([_log_ratio(own) for own in family if own.name != one.name and own.ratio is not None])
-    if not others.size:
+    if not others:
         return 0.0
     median = float(np.median(others))
-    spread = SPREAD * float(np.median(np.abs(others - median)))
-    return (_log_ratio(one) - median) / max(spread, LEAST_SPREAD)
+    spread = SPREAD * float(np.median(np.abs(np.array(others) - median)))
+    return (value - median) / max(spread, least)
+
+
+def _place(name: str) -> str:
+    """Return a name without the numbers in it, as those in other blocks have it."""
+    return re.sub(r"\b\d+\b", "*", name)
 
 
 def _log_ratio(one: ModuleDiff) -> float:

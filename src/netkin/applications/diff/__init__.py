@@ -21,11 +21,11 @@ from netkin import __version__
 from netkin.applications.diff.floor import counterpart_dtypes
 from netkin.applications.diff.matching import counterparts
 from netkin.applications.diff.own_code import borrowing
-from netkin.applications.diff.patching import blocks_among, patched
+from netkin.applications.diff.patching import patched
 from netkin.applications.diff.predictions import Predictions, logits_of
 from netkin.applications.diff.replay import Examples, OutputErrors, Replay, ReplayedCall, relative, traced
 from netkin.applications.diff.training_flags import is_inside, training, training_alone
-from netkin.applications.diff.weight_relations import SAME, weight_relations
+from netkin.applications.diff.weight_relations import weight_relations
 from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.comparing.feed import data_name
 from netkin.comparing.spec import takes_options
@@ -43,7 +43,7 @@ from netkin.representations.inputs import (
 )
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.caveats import Caveat
-from netkin.results.diff import THRESHOLD, ArgumentDiff, Diff, ModuleDiff, WeightDiff
+from netkin.results.diff import SAME, THRESHOLD, ArgumentDiff, Diff, ModuleDiff, WeightDiff, blocks_among
 from netkin.results.labels import plural
 from netkin.sources.weights import remark_on
 
@@ -124,6 +124,7 @@ class DiffPlan:
         levels: how deeply modules lie in each other.
         passes: how many times the first batch goes through a model, replays of all levels among them.
         examples: how many examples the first batch has.
+        blocks: how many passes of `b` more tell which block costs how much, where modules differ by more than rounding.
         kept: bytes of outputs that are kept on the host for one batch.
         weights: bytes above the models that casting the whole reference takes for a while.
     """
@@ -134,6 +135,7 @@ class DiffPlan:
     levels: int
     passes: int
     examples: int
+    blocks: int
     kept: int
     weights: int
 
@@ -143,11 +145,12 @@ class DiffPlan:
             f"{self.reference} is the reference",
             f"one batch of {plural(self.examples, 'example')}: about {self.passes} forward passes, {REPLAYS} for each "
             f"of {plural(self.levels, 'level')} of modules and two whole runs",
+            f"if modules differ: {plural(self.blocks, 'pass')} more of b, one for each block" if self.blocks else "",
             "the other batches: one forward pass of each model",
             f"memory above the models: {format_bytes(self.kept)} of outputs on the host, and for a while "
             f"{format_bytes(self.weights)} of cast weights",
         ]
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
 
 def explain_diff(
@@ -180,6 +183,7 @@ def explain_diff(
         levels=levels,
         passes=2 + REPLAYS * levels,
         examples=length_if_known(batch) or 0,
+        blocks=len(blocks_among(name for name, theirs in matched.items() if theirs in calls or name in calls)),
         kept=kept,
         weights=weights,
     )
@@ -230,11 +234,15 @@ def _compared(
             precision=(_in_words(a), _in_words(b)),
             caveats=tuple(_caveats(calls, _unmatched(a, names))),
         )
-        if not found.by_design:
+        if found.by_design:
+            found = _with_code_ratios(found, pair, first, reading)
+        if outputs is None or not (found.by_design or found.standing_out):
             return found
-        blocks = [name for name in blocks_among(found.modules) if name in found.by_design]
-        left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run) if blocks else {}
-        return replace(_with_code_ratios(found, pair, first, reading), patched=left)
+        blocks = [name for name in blocks_among(found.modules) if found[name].ratio is not None]
+        if not blocks:
+            return found
+        whole, left = patched(a, b, {name: names[name] for name in blocks}, first, reading.run)
+        return replace(found, patched=left, unpatched=whole)
 
 
 @dataclass(frozen=True)

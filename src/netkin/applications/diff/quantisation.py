@@ -106,7 +106,7 @@ def _on_a_grid(groups: _Groups) -> int:
                 break
             numbers, own = found
             evidence += own - math.log(LEVELS)
-            levels = max(levels, 1 + int(max(numbers.max(), 0.0) - min(numbers.min(), 0.0)))
+            levels = max(levels, 1 + int(numbers.max().clamp(min=0) - numbers.min().clamp(max=0)))
         else:
             if evidence >= EVIDENCE and 1 < levels <= LEVELS:
                 return math.ceil(math.log2(levels))

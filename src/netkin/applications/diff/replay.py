@@ -278,13 +278,14 @@ class _Replayed:
         """
         other = self.replay.others[self.name]
         device = next((tensor.device for tensor in other.parameters()), None)
-        copied = self.inputs.copied(self.trace.dtypes, self._default, device)
+        copied = self.inputs.copied(self.trace.dtypes, self._default, device).taken_by(other)
         forms = other_forms(dict(self.inputs.beside()), self.trace.told)
         if not forms:
             return paired(given, self._run(other, copied))
         own = paired(given, self._run(other, copied.told(forms, device)))
         try:
-            same = paired(given, self._run(other, self.inputs.copied(self.trace.dtypes, self._default, device)))
+            again = self.inputs.copied(self.trace.dtypes, self._default, device).taken_by(other)
+            same = paired(given, self._run(other, again))
         except Exception:  # it does not take the reference's form
             return own
         squares = self.replay.examples.squares

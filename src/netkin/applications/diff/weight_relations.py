@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from netkin.applications.diff.quantisation import quantised, units
 from netkin.representations.inputs import FLOATING
-from netkin.results.diff import WeightDiff
+from netkin.results.diff import SAME, WeightDiff
 
 RANK = 64  # up to which a difference counts as of low rank
 SLACK = 1.3  # times what rounding leaves of a difference, in size and in its largest singular value
 SPARSE = 0.05  # share of the weights that became zero
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-SAME = ("equal", "cast", "transposed")
 
 
 def weight_relations(model: nn.Module, other: nn.Module, names: Mapping[str, str]) -> dict[str, WeightDiff]:
