@@ -1,6 +1,6 @@
 """Make what the gallery shows: pages of small studies on the bundled digits, and pictures of them.
 
-``python docs/gallery.py`` writes the pages into `docs/pages`, in half a minute on a CPU; they are not kept in git.
+``python docs/gallery.py`` writes the pages into `docs/pages`, in a minute on a CPU; they are not kept in git.
 With ``--pictures`` it also draws `docs/figures`, which are kept: screenshots of the pages, which need Chromium and
 playwright, and figures by matplotlib. ``--only NAME`` makes one study alone.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +24,7 @@ from netkin.errors import InflatedWarning
 from netkin.training import trained_digits_net
 
 FOLDER = Path(__file__).parent
-PAGES, FIGURES = FOLDER / "pages", FOLDER / "figures"
+PAGES, FIGURES, STORY = FOLDER / "pages", FOLDER / "figures", FOLDER / "diff-story.md"
 SIZE, COLOURS = {"width": 1200, "height": 900}, 160
 LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
 FIGURE_NAMES = ("comparison", "series", "stitch")
@@ -121,6 +122,15 @@ def smaller_layers() -> Any:
     return nk.compress(network(0), layers, variance=0.9, data=data("train"), test=data("test")).compression
 
 
+@cache
+def five_versions() -> dict[str, Any]:
+    """Run the code of the guide to five versions of a model, and return its names."""
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", STORY.read_text(), flags=re.MULTILINE | re.DOTALL):
+        exec(code, names)
+    return names
+
+
 STUDIES: dict[str, Callable[[], Any]] = {
     "two-checkpoints": two_checkpoints,
     "many-models": many_models,
@@ -132,6 +142,11 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "sparse-networks": sparse_networks,
     "classes": classes,
     "smaller-layers": smaller_layers,
+    "diff-bfloat16": lambda: five_versions()["control"],
+    "diff-int8": lambda: five_versions()["int8"],
+    "diff-int4": lambda: five_versions()["mistake"],
+    "diff-port": lambda: five_versions()["port"],
+    "diff-lora": lambda: five_versions()["lora"],
 }
 
 
@@ -146,6 +161,12 @@ def write_page(name: str) -> Any:
     PAGES.mkdir(exist_ok=True)
     nk.report(found, PAGES / f"{name}.html", overwrite=True)
     return found
+
+
+def write_story() -> None:
+    """Write into the guide to five versions of a model what its results say."""
+    said = re.compile(r"(<!-- print\((\w+)\) -->\n```text\n).*?^```", flags=re.MULTILINE | re.DOTALL)
+    STORY.write_text(said.sub(lambda found: f"{found[1]}{five_versions()[found[2]]}\n```", STORY.read_text()))
 
 
 def draw_figures() -> None:
@@ -189,12 +210,15 @@ def shrink(picture: bytes, path: Path, width: int | None = None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="Draw docs/figures too.")
-    parser.add_argument("--only", choices=STUDIES, help="Make this study alone.")
+    parser.add_argument("--only", choices=STUDIES, action="append", help="Make this study alone; can be repeated.")
     options = parser.parse_args()
-    chosen = [options.only] if options.only else list(STUDIES)
+    chosen = options.only or list(STUDIES)
     for name in chosen:
         write_page(name)
     if options.pictures:
         FIGURES.mkdir(exist_ok=True)
         take_screenshots(chosen)
-        draw_figures()
+        if any(name.startswith("diff-") for name in chosen):
+            write_story()
+        if not options.only:
+            draw_figures()

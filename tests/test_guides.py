@@ -19,8 +19,8 @@ from netkin.sources import examples, load_model
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
-    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "gradients",
-    "learning-dynamics", "continual", "federated", "cka-sparsity", "sparse-training", "dropping-tokens",
+    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "diff-story",
+    "gradients", "learning-dynamics", "continual", "federated", "cka-sparsity", "sparse-training", "dropping-tokens",
     "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
 ]  # fmt: skip
 LONG = {"compression", "gradients", "stitching"}  # their data are a third of the digits; the networks have seen all

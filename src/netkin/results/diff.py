@@ -325,9 +325,10 @@ class Diff(Result):
         times = "where rounding does nothing" if math.isinf(ratio) else f"{ratio:.3g} × what rounding does"
         where = "" if one.worst_sequence is None else f", most in example {one.worst_sequence}"
         place = "" if one.worst_position is None else f" at position {one.worst_position}"
+        by = f"differs by {local:.3g}, {times}" if math.isfinite(local) else "gives numbers that are not finite"
         more = len(self.standing_out) - 1
         also = f" {plural(more, 'other module')} {'stands' if more == 1 else 'stand'} out." if more else ""
-        return f"{named(one.name)} ({one.kind}) differs by {local:.3g}, {times}{where}{place}.{also}"
+        return f"{named(one.name)} ({one.kind}) {by}{where}{place}.{also}"
 
     def top(self, count: int = LISTED) -> list[ModuleDiff]:
         """Return the modules that matter most: the verdict's first, then by ratio, or by rank where all differ."""

@@ -7,7 +7,7 @@ floor: what rounding alone does to its output on the same inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,13 @@ from netkin.errors import ForwardError
 from netkin.identity import described_call, weights_digest
 from netkin.memory import format_bytes
 from netkin.progress import reported
-from netkin.representations.hooks import inference_mode_of
+from netkin.representations.hooks import inference_mode_of, parts
 from netkin.representations.inputs import (
     attention_mask,
     batches_of,
     dtype_of,
     feed,
+    inputs_of,
     length_if_known,
 )
 from netkin.representations.layers import modules, split_call, unwrapped
@@ -203,10 +204,25 @@ class _Reading:
             return feed(model, batch, self.experiment.forward, self.experiment.transform)
         except IndexError as fault:
             raise ForwardError(
-                f"{type(model).__name__} has no embedding for some of the tokens ({fault}); take the tokenizer that "
-                "belongs to both models, or data that were made by it.",
+                f"{type(model).__name__} has no embedding for some of the tokens or positions{_sizes(model, batch)}; "
+                "take the tokenizer that belongs to both models, or data made by it, no longer than the models take.",
                 argument="data",
             ) from fault
+
+
+def _sizes(model: nn.Module, batch: Any) -> str:
+    """Return how large the tokens of a batch are, and how many rows a model's embeddings have, for a refusal."""
+    ids = parts(inputs_of(batch)).get("input_ids", inputs_of(batch))
+    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or not ids.numel():
+        return ""
+    rows = ", ".join(
+        f"{name} has {module.num_embeddings:,} rows"
+        for name, module in modules(model).items()
+        if isinstance(module, nn.Embedding)
+    )
+    return f": they go from {int(ids.min()):,} to {int(ids.max()):,} in {ids.shape[-1]:,} positions" + (
+        f", and {rows}" if rows else ""
+    )
 
 
 def _compared(
@@ -232,7 +248,7 @@ def _compared(
             examples=examples,
             reference="b" if pair.is_swapped else "a",
             precision=(_in_words(a), _in_words(b)),
-            caveats=tuple(_caveats(calls, _unmatched(a, names))),
+            caveats=tuple(_caveats(calls, _unmatched(a, names), _unmatched(b, set(names.values())))),
         )
         if found.by_design:
             found = _with_code_ratios(found, pair, first, reading)
@@ -259,10 +275,10 @@ class _Pair:
         return {self.names[name]: name for name in some} if self.is_swapped else {n: self.names[n] for n in some}
 
 
-def _unmatched(a: nn.Module, names: Mapping[str, str]) -> int:
+def _unmatched(model: nn.Module, names: Container[str]) -> int:
     """Return how many modules that can be called have no counterpart; lists of modules can't."""
     lists = (nn.ModuleList, nn.ModuleDict)
-    return sum(name not in names and not isinstance(module, lists) for name, module in modules(a).items())
+    return sum(name not in names and not isinstance(module, lists) for name, module in modules(model).items())
 
 
 def _precision(model: nn.Module) -> tuple[float, int]:
@@ -296,7 +312,7 @@ def _replayed(pair: _Pair, some: Iterable[str], batch: Any, reading: _Reading) -
 
 def _with_code_ratios(found: Diff, pair: _Pair, batch: Any, reading: _Reading) -> Diff:
     """Return a result with the ratios of modules' own code, where what is in them was changed on purpose."""
-    stems = {found.modules[name].stem for name in found.by_design}
+    stems = {found.modules[name].stem for name in found.by_design if found.modules[name].ratio is not None}
     innermost = [name for name in stems if not any(is_inside(other, name) for other in stems)]
     if not innermost or innermost == [""]:
         return found
@@ -375,7 +391,8 @@ def _ratios(errors: torch.Tensor, floors: torch.Tensor, numbers: int) -> torch.T
     to be, so that they stay below the threshold.
     """
     chance = math.sqrt(f_distribution.ppf(CHANCE, numbers, numbers)) if numbers < 1000 else 1.0
-    ratios = (errors / floors).sqrt().nan_to_num(nan=0.0, posinf=math.inf)
+    ratios = (errors / floors).sqrt().nan_to_num(nan=math.inf, posinf=math.inf)  # of infinite errors too
+    ratios = ratios.masked_fill(errors == 0, 0.0)
     return ratios / max(1.0, chance / THRESHOLD)
 
 
@@ -392,9 +409,12 @@ def _argument_diffs(calls: Sequence[ReplayedCall], is_swapped: bool) -> list[Arg
     return list(found.values())
 
 
-def _caveats(calls: Iterable[ReplayedCall], unmatched: int) -> Iterator[Caveat]:
-    if unmatched:
-        yield Caveat("unmatched", f"{unmatched} modules of a have no counterpart of their name in b; see `match`.")
+def _caveats(calls: Iterable[ReplayedCall], *unmatched: int) -> Iterator[Caveat]:
+    for one, other, count in zip("ab", "ba", unmatched, strict=True):
+        if count:
+            have = "has" if count == 1 else "have"
+            said = f"{plural(count, 'module')} of {one} {have} no counterpart of their name in {other}; see `match`."
+            yield Caveat("unmatched", said)
     faults: dict[str, list[str]] = {}
     for call in calls:
         if call.fault:

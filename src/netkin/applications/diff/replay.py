@@ -327,6 +327,8 @@ class _Replayed:
 def relative(error: Tensor, size: Tensor) -> float:
     """Return the relative error of an output from its sums of squares; infinite where only the reference is zero."""
     wrong, whole = float(error.sum()), float(size.sum())
+    if math.isinf(wrong):
+        return math.inf
     return math.sqrt(wrong / whole) if whole else math.inf if wrong else 0.0
 
 

@@ -112,7 +112,7 @@ def _of_values(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> WeightDif
     size = float(x.norm())
     if not size:
         return WeightDiff(relation="changed", error=1.0, detail="from zero")
-    if not bool(torch.isfinite(y).all()):
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return WeightDiff(relation="changed", error=math.inf, detail="not finite")
     error = float((y - x).norm()) / size
     unit = _rounding_of(first, x) + _rounding_of(second, y)
