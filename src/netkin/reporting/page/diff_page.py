@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from netkin.reporting.blocks import Lines, Name, Page, Section, Table, Text
-from netkin.reporting.charts import Axis, Chart, Line, axis_up
+from netkin.reporting.charts import Axis, Chart, Line
 from netkin.reporting.parts import origins
 from netkin.results.diff import SAME, Diff, ModuleDiff, blocks_among, named, number_cells
 from netkin.results.labels import plural
@@ -112,7 +112,7 @@ def patched_chart(result: Diff) -> Chart | None:
     names, values = [*result.patched], [*result.patched.values()]
     if result.unpatched is not None:
         names, values = ["none", *names], [result.unpatched, *values]
-    return Chart("KL that is left", "block", names, [Line("KL", values)], axis_up([0.0, *values]))
+    return Chart("KL that is left", "block", names, [Line("KL", values)], Axis(0.0, 1.05 * max(values) or 1.0))
 
 
 def _facts(result: Diff) -> Sequence[str]:
