@@ -4,8 +4,8 @@
 one layer at fewer bits, scales one LoRA by 5, or moves one block 4 × as far, and writes counts to
 `bench/diff_rankings.json`.
 
-Criterion, fixed before the first run of this script: of the mistakes 75 % are named, at the module, one inside it or the
-one around it, and nothing is named in models without one.
+Criterion, fixed before the first run of this script: of the mistakes 75 % are named, at the module, one inside it or
+the one around it, and nothing is named in models without one.
 """
 
 from __future__ import annotations

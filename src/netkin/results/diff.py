@@ -427,7 +427,7 @@ class Diff(Result):
         return {
             "first": self.first, "sentence": self.sentence, "standing_out": self.standing_out,
             "by_design": sorted(self.by_design), "ranking": [list(place) for place in self.ranking],
-            "values": self.values(), "quantities": QUANTITIES,
+            "outlying": self.outlying, "values": self.values(), "quantities": QUANTITIES,
         }  # fmt: skip
 
 
