@@ -67,7 +67,7 @@ _ROOMS = {
     "netkin.representations": ["activations", "gradients", "layers", "shapes"],
     "netkin.representations.filters": ["AtomConv2d"],
     "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
-    "netkin.sources": ["load_data", "load_model"],
+    "netkin.sources": ["load_data", "load_model", "recorded"],
     "netkin.training": ["Recipe", "train", "train_many"],
     "netkin.applications.interpretation": ["class_sensitivity"],
     "netkin.applications.compression": ["compress"],

@@ -31,6 +31,7 @@ from netkin.cli.options import (
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Destination,
+    all_recorded,
     call_for_many,
     call_library,
     loaded_models,
@@ -70,6 +71,9 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
     two models, or --engine ray, --out also keeps finished parts beside the file: run the same command again to resume,
     or with --overwrite to start again.
+
+    A and B may also be recorded rows: a file of safetensors, npz or npy, or a folder of such shards. Two recordings
+    need no --data; a recording and a model are compared on the --data that were recorded.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -121,7 +125,7 @@ def _compare(
 
 def _refuse_without_data(models: Mapping[str, str], options: Mapping[str, Any]) -> None:
     """Refuse measures of activations without data to run the models on."""
-    if options["data"] is not None or read_from_weights(options["measures"]):
+    if options["data"] is not None or all_recorded(models.values()) or read_from_weights(options["measures"]):
         return
     first = next(iter(models.values()))
     refuse_result(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -43,7 +43,7 @@ def call_library(
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
     options["layers"] = layers_by_model(options["layers"], list(dict.fromkeys(names)))
     refuse_unknown_names(options, specs)
-    networks = load_models(specs) if options.get("engine") != "ray" else []
+    networks = load_sides(specs) if options.get("engine") != "ray" else []
     data = prepare(options, specs, place)
     if runs_elsewhere(options):  # which loads models where they are used, and functions
         return function(*specs, data=data, **options | {"transforms": one_or_each(given)})
@@ -65,7 +65,7 @@ def call_for_many(
     data = prepare(options, specs, place)
     if runs_elsewhere(options):
         return function(models, data=data, **options | {"transforms": one_or_each(given)})
-    loaded = dict(zip(models, load_models(specs), strict=True)) if options["engine"] == "distributed" else models
+    loaded = dict(zip(models, load_sides(specs), strict=True)) if options["engine"] == "distributed" else models
     return function(loaded, data=data, **options)
 
 
@@ -73,13 +73,15 @@ def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> No
     """Refuse misspelt measures, devices and models before the data are loaded, which may take long."""
     from netkin.comparing.comparer import measures_of
     from netkin.sources.models import refuse_unknown_model
+    from netkin.sources.recordings import names_recording
 
     if options["measures"]:
         measures_of(list(options["measures"]))
     if options.get("engine") != "ray":  # whose workers may have others
         require_device(options["device"] if options.get("engine") != "distributed" else None)
         for spec in dict.fromkeys(specs):
-            refuse_unknown_model(spec)
+            if not names_recording(spec):
+                refuse_unknown_model(spec)
 
 
 def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
@@ -131,6 +133,21 @@ def load_models(specs: Sequence[str]) -> list[nn.Module]:
     from netkin.sources import load_model
 
     return [remember(load_model(spec, seed=place)) for place, spec in enumerate(specs)]
+
+
+def load_sides(specs: Sequence[str]) -> list[Any]:
+    """Return the models and recordings that `specs` name; see `load_models`."""
+    from netkin.comparing.sides import load_side
+
+    loaded = [load_side(spec, seed=place) for place, spec in enumerate(specs)]
+    return [remember(side) if hasattr(side, "state_dict") else side for side in loaded]
+
+
+def all_recorded(specs: Iterable[str]) -> bool:
+    """Return whether all names are those of recordings, which need no data."""
+    from netkin.sources.recordings import names_recording
+
+    return all(map(names_recording, specs))
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
@@ -223,7 +240,7 @@ def refuse_names(given: Sequence[str], count: int) -> None:
 
 def _split_name(typed: str) -> tuple[str, str]:
     """Split NAME=MODEL into the name, empty if there is none, and the model."""
-    found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", typed)
+    found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\,]+)=(.+)", typed)
     return (found[1], found[2]) if found else ("", typed)
 
 

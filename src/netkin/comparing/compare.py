@@ -65,18 +65,20 @@ One = nn.Module | Mapping[str, Any] | ModelInput
 
 
 @with_call
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="part start rows save overwrite")
 def compare(
     a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
 ) -> Comparison:
     """Return how similar the layers of two models are, by every measure requested, from one pass over the data.
 
-    Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be mappings of
-    layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
+    Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be what was
+    recorded before: files that `nk.recorded` opens, or mappings of layer names to arrays; a recording with the ids or
+    the tokens of its examples is also compared with a model. Without `b` the layers of `a` are compared with each
+    other.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
 
@@ -93,7 +95,7 @@ def compare(
         return engine.compare(call_of(a, b, data, spec, run, by_name=engine.by_name), measures_of(measures))[0]
 
 
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="part start rows engine save overwrite")
 def explain(
     a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
@@ -105,7 +107,7 @@ def explain(
     is the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
 
@@ -121,7 +123,7 @@ def explain(
 
 
 @with_call
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="rows save overwrite")
 def collect(
     a: One, b: One | None = None, data: Any = None, measures: Measures | None = None, **options: Unpack[Options]
@@ -132,7 +134,7 @@ def collect(
     collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
         measures: those to be served; without them all linear ones.
@@ -358,7 +360,7 @@ class Call:
             replace(study, examples=feed.expected),
             left_out={side.name: side.left_out for side in sides if side.left_out},
             batch=stream.batch_length,
-            seen=list(map(feed.examples_of, sides)),
+            seen=[feed.examples_of(side) for side in sides if not isinstance(side, RecordedSide)],
             runs=not all(isinstance(side, RecordedSide) for side in sides),
         )
 

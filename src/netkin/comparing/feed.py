@@ -47,11 +47,21 @@ class Feed:
         self.sides, self._examples, self.start, self.paired, self._shared = sides, examples, start, paired, shared
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         recorded = [side for side in sides if isinstance(side, RecordedSide)]
-        if recorded:
+        self._order: dict[Side, np.ndarray] = {}  # where a recorded side has the examples, if in another order
+        self._step = min((side.at_once for side in recorded if side.at_once is not None), default=SLICE)
+        # with data as well, these say which of the recorded examples are meant
+        by_data = data is not None and all(side.recording is not None for side in recorded)
+        self.is_recorded = bool(recorded) and len(recorded) == len(sides) and not by_data
+        if self.is_recorded:
             self.expected: int | None = self._recorded_examples(recorded, data)
-            self._data: dict[Side, Any] = dict.fromkeys(sides, slices(0, self.expected))
+            self._data: dict[Side, Any] = dict.fromkeys(sides, self._slices(0, self.expected))
         else:
-            self._data = {side: data if side.data is None else side.data for side in sides}
+            live = next((side.data for side in sides if side.data is not None), None)
+            recorded_data = live if data is None else data  # of a recorded side, those that a model runs on
+            self._data = {
+                side: (recorded_data if isinstance(side, RecordedSide) else data) if side.data is None else side.data
+                for side in sides
+            }
             self._refuse_absent()
             if paired:
                 _refuse_other_orders(self._data)
@@ -76,12 +86,11 @@ class Feed:
         return self.expected if self.paired else examples_in(self._data[side], self._examples)
 
     def _recorded_examples(self, recorded: Sequence[RecordedSide], data: Any) -> int:
-        if len(recorded) < len(self.sides):
-            raise InvalidValue(
-                "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
-                "Record both."
-            )
         first, examples = recorded[0].name, recorded[0].examples
+        for side in recorded[1:]:
+            if side.recording is not None and recorded[0].recording is not None:
+                order = side.recording.order_of(recorded[0].recording)
+                self._order |= {} if order is None else {side: order}
         for side in recorded:
             if side.examples != examples:
                 raise ShapeError(
@@ -112,11 +121,11 @@ class Feed:
         if count > self.expected:
             remedy = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
             raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.")
-        is_recorded, parts, lengths = isinstance(self.sides[0], RecordedSide), {}, []
+        parts, lengths = {}, []
         for key, data in self._sources.items():
-            examples = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
+            examples = self.expected if self.is_recorded else examples_in(data, self._examples) or self.expected
             ends = examples * (which - 1) // count, examples * which // count
-            parts[key] = slices(*ends) if is_recorded else part_of(data, *ends)
+            parts[key] = self._slices(*ends) if self.is_recorded else part_of(data, *ends)
             lengths.append(ends[1] - ends[0])
         self._data = {side: parts[id(data)] for side, data in self._data.items()}
         self._examples, self.start = None, self.start + self.expected * (which - 1) // count
@@ -145,18 +154,33 @@ class Feed:
 
     def __iter__(self) -> Iterator[dict[Side, Any]]:
         """Yield for each side its batch; those that hold the same data object share one iteration."""
-        sources, is_recorded = self._sources, isinstance(self.sides[0], RecordedSide)
+        sources, seen = self._sources, 0
         # what a sampler repeats, so that all processes get as many, comes last
         counts = {key: len(numbers) for key, numbers in self._numbers.items()}
         iterators = [
-            data if is_recorded else batches_of(data, counts.get(key, self._examples)) for key, data in sources.items()
+            data if self.is_recorded else batches_of(data, counts.get(key, self._examples))
+            for key, data in sources.items()
         ]
         for batches in zip_longest(*iterators):
             by_source = dict(zip(sources, batches, strict=True))
             step = {side: by_source[id(data)] for side, data in self._data.items()}
             if self.paired and len(sources) > 1:
-                _refuse_uneven(step)
-            yield {side: batch for side, batch in step.items() if batch is not None}
+                _refuse_uneven({side: batch for side, batch in step.items() if not isinstance(side, RecordedSide)})
+            given = {side: batch for side, batch in step.items() if batch is not None}
+            yield {side: self._of_side(side, batch, seen) for side, batch in given.items()}
+            seen += length_if_known(next(iter(by_source.values()))) or 0
+
+    def _of_side(self, side: Side, batch: Any, seen: int) -> Any:
+        """Return the batch of a side: of recorded rows where the examples of a batch of data are."""
+        if isinstance(batch, slice):
+            return self._order[side][batch] if side in self._order else batch
+        if not isinstance(side, RecordedSide):
+            return batch
+        return side.places(batch, self.numbers(side, seen, length_if_known(batch) or 0))
+
+    def _slices(self, start: int, stop: int) -> list[slice]:
+        """Return a range of recorded examples, some at a time."""
+        return slices(start, stop, min(self._step, SLICE))
 
 
 def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
@@ -204,9 +228,9 @@ def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
         )
 
 
-def slices(start: int, stop: int) -> list[slice]:
-    """Return a range of recorded examples, some at a time."""
-    return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
+def slices(start: int, stop: int, step: int = SLICE) -> list[slice]:
+    """Return a range of examples, some at a time."""
+    return [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
 
 
 def data_name(data: Any) -> str:

@@ -52,6 +52,7 @@ from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
 from netkin.sources.datasets import load_data, refuse_characters
 from netkin.sources.models import names_weights, refuse_unknown_model
+from netkin.sources.recordings import names_recording
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
@@ -138,7 +139,7 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     refuse_characters(data, list(named.values()))
     if isinstance(data, str) and not engine.by_name:
         for model in named.values():
-            if isinstance(model, str):
+            if isinstance(model, str) and not names_recording(model):
                 refuse_unknown_model(model)
         data = load_data(data, models=list(named.values()))
     of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
@@ -275,7 +276,7 @@ class Survey:
         )
         self.inputs = max(self.inputs, sum(array.nbytes for array in arrays))
         is_by_name = isinstance(inputs_in(self.call.models)[first].model, str)
-        state = leaves(source.model.state_dict()) if is_by_name else ()
+        state = leaves(source.model.state_dict()) if is_by_name and isinstance(source.model, nn.Module) else ()
         size_of_model = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
         for name in names:
             self.layers[name] = [replace(size, model=name) for size in stream.sizes.values()]

@@ -14,13 +14,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
+from netkin.identity.data import contents
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
+from netkin.representations.activations import content_hashes, token_hashes
 from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
@@ -41,6 +44,7 @@ from netkin.representations.shapes import Shape
 from netkin.sources.datasets import load_data
 from netkin.sources.models import load_model
 from netkin.sources.names import numbered
+from netkin.sources.recordings import RecordedLayer, RecordedRows, names_recording, recorded
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -54,7 +58,7 @@ class ModelInput:
     `weights`, a state dict, there is no model.
 
     Args:
-        model: the model, or its name, or a mapping of layer names to arrays recorded before.
+        model: the model, or its name, or rows recorded before: an `nk.recorded`, or a mapping of layer names to arrays.
         data: a loader, an iterable of batches or one array of inputs, for this side alone.
         layers: which layers, as in `nk.layers`; by default those of the comparison.
         shape: what one example is; by default that of the comparison.
@@ -75,7 +79,7 @@ class ModelInput:
 
     def loaded(self, seed: int = 0) -> ModelInput:
         """Return it with its model and data loaded, where they are names; random weights are drawn from `seed`."""
-        model = load_model(self.model, seed=seed) if isinstance(self.model, str) else self.model
+        model = load_side(self.model, seed) if isinstance(self.model, str) else self.model
         return replace(self, model=model, data=load_data(self.data) if isinstance(self.data, str) else self.data)
 
     def side(self, name: str, exact: bool = False, keep: float = 0) -> Side:
@@ -85,7 +89,7 @@ class ModelInput:
             side = WeightsSide(name, self.weights, self.layers)
         elif isinstance(self.model, nn.Module):
             side = ModelSide(name, self, exact, keep)
-        elif isinstance(self.model, Mapping):
+        elif isinstance(self.model, (Mapping, RecordedRows)):
             side = RecordedSide(name, self.model, self.layers, self.shape)
         else:
             raise InvalidValue(
@@ -262,12 +266,21 @@ class ModelSide(Side):
 
 
 class RecordedSide(Side):
-    """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
+    """Rows that were recorded before, in arrays whose first axis is the examples, or in files.
+
+    Its batches are slices of the examples, or their places.
+    """
 
     def __init__(
-        self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
+        self,
+        name: str,
+        arrays: Mapping[str, Any] | RecordedRows,
+        layers: Spec = None,
+        shape: Shape | Mapping[str, Shape] = None,
     ):
-        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
+        self.recording = arrays if isinstance(arrays, RecordedRows) else None
+        known = list(arrays.layers if isinstance(arrays, RecordedRows) else arrays)
+        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in known):
             raise InvalidValue(
                 f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
                 "its model to compare what layers give; to compare weights, pass `nk.ModelInput(weights=...)` and a "
@@ -275,10 +288,14 @@ class RecordedSide(Side):
             )
         self.name, self._shape = name, shape
         self._reduce: Any = None
-        chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
-        self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
-        self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
-        counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
+        chosen = _chosen(name, known, layers)
+        self._layers: dict[str, RecordedLayer | HeldLayer] = {
+            layer: arrays.layers[layer]
+            if isinstance(arrays, RecordedRows)
+            else HeldLayer.of(arrays[layer], f"{name}/{layer}")
+            for layer in chosen
+        }
+        counts = {layer: held.examples for layer, held in self._layers.items()}
         (first, n), (other, m) = (extreme(counts.items(), key=lambda item: item[1]) for extreme in (min, max))
         if n < m:
             raise ShapeError(
@@ -290,14 +307,20 @@ class RecordedSide(Side):
         self.examples = n
 
     @property
-    def origin(self) -> dict[str, Any]:
-        return {
-            "model": "recorded",
-            "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()})),
-        }
+    def at_once(self) -> int | None:
+        """How many examples may be read at a time; None where they are in memory."""
+        return None if self.recording is None else self.recording.at_once
 
-    def length(self, batch: slice) -> int:
-        return int(batch.stop - batch.start)
+    @property
+    def origin(self) -> dict[str, Any]:
+        if self.recording is None:
+            devices = {str(held.device) for held in self._layers.values() if isinstance(held, HeldLayer)}
+            return {"model": "recorded", "device": ", ".join(sorted(devices))}
+        known = {what: self.recording.facts[what] for what in ("weights", "precision") if what in self.recording.facts}
+        return {"model": "recorded", "device": "cpu", "recording": self.recording.layout, **known}
+
+    def length(self, batch: slice | np.ndarray) -> int:
+        return len(_places(batch))
 
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
@@ -307,33 +330,96 @@ class RecordedSide(Side):
         self._reduce = reads.reduce
         yield
 
-    def learn(self, batch: slice) -> dict[str, LayerFacts]:
-        few, facts = slice(batch.start, min(batch.start + FEW[1], batch.stop)), {}
-        for layer, array in self._arrays.items():
-            rows, shape = self._rows(layer, few)
-            space = tuple(array.shape[2:]) if shape == "positions" else ()
-            size, resolution = tuple(rows.shape), self._resolutions[layer]
-            facts[layer] = LayerFacts(0, shape, size, rows.dtype, self.length(few), space, resolution)
+    def places(self, batch: Any, numbers: np.ndarray) -> np.ndarray:
+        """Return where the examples of a batch of data are, which have these numbers."""
+        if self.recording is None or not self.recording.pairs_with_data:
+            raise InvalidValue(
+                f"a model and the recorded rows of {self.name!r} can't be compared: nothing tells whether they saw the "
+                "same examples. Record with `nk.activations(save=)`, or give the files `ids` that are the examples' "
+                "numbers; or record both."
+            )
+        return self.recording.places_of(numbers, token_hashes(batch), content_hashes(batch, len(numbers)))
+
+    def learn(self, batch: slice | np.ndarray) -> dict[str, LayerFacts]:
+        few, facts = _places(batch)[: FEW[1]], {}
+        for layer, held in self._layers.items():
+            rows, shape, _ = self._rows(layer, few)
+            space = tuple(held.shape[1:]) if shape == "positions" else ()
+            facts[layer] = LayerFacts(0, shape, tuple(rows.shape), rows.dtype, len(few), space, held.resolution)
         return facts
 
-    def read(self, batch: slice) -> Recorded:
-        rows = {layer: self._rows(layer, batch)[0] for layer in self._arrays}
-        if self._reduce is not None:
-            rows = {layer: self._reduce(self.name, layer, matrix, None) for layer, matrix in rows.items()}
-        return Recorded(rows)
+    def read(self, batch: slice | np.ndarray) -> Recorded:
+        rows, valid = dict[str, Any](), dict[str, Tensor]()
+        for layer in self._layers:
+            matrix, shape, mask = self._rows(layer, _places(batch))
+            if shape == "tokens" and mask is not None:
+                valid[layer] = mask
+            rows[layer] = matrix if self._reduce is None else self._reduce(self.name, layer, matrix, valid.get(layer))
+        return Recorded(rows, valid=valid)
 
-    def _rows(self, layer: str, batch: slice) -> tuple[Tensor, str]:
+    def _rows(self, layer: str, places: np.ndarray) -> tuple[Tensor, str, Tensor | None]:
+        output, mask = self._layers[layer].read(places)
         try:
-            return rows_of(self._arrays[layer][batch], shape_for(layer, self._shape))
+            output = output if output.is_floating_point() else as_tensor(output, f"{self.name}/{layer}")
+            rows, shape = rows_of(output, shape_for(layer, self._shape), mask)
         except ShapeError as fault:
             raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
+        return rows, shape, mask
 
-    def content(self, batch: slice) -> dict[str, Tensor]:
-        """Return the rows of a batch, which identify its examples."""
-        return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
+    def content(self, batch: slice | np.ndarray) -> dict[str, Tensor]:
+        """Return what identifies the examples of a batch: their rows, or of sequences hashes of these."""
+        found = {}
+        for layer, held in self._layers.items():
+            rows, mask = held.read(_places(batch))
+            if mask is not None:  # how far a batch is padded is no matter
+                each = [contents(row[valid][None], 1) for row, valid in zip(rows, mask, strict=True)]
+                rows = torch.cat(each)
+            found[f"layer {layer}"] = rows
+        return found
 
     def require_finite_inputs(self, batch: Any, number: int) -> None:
         """Nothing: what was recorded is itself what is looked at."""
+
+
+@dataclass(frozen=True)
+class HeldLayer:
+    """Rows of a layer that are in memory."""
+
+    array: Tensor
+    resolution: float
+
+    @classmethod
+    def of(cls, array: Any, name: str) -> HeldLayer:
+        """Return what an array holds, as floating numbers."""
+        tensor = as_tensor(array, name)
+        return cls(tensor, resolution_of(array, tensor))
+
+    @property
+    def examples(self) -> int:
+        return len(self.array) if self.array.ndim else 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.array.device
+
+    def read(self, places: np.ndarray) -> tuple[Tensor, None]:
+        """Return the examples at these places; those that lie one behind the other are no copy."""
+        start, stop = int(places[0]), int(places[-1]) + 1
+        is_run = stop - start == len(places) and bool((np.diff(places) == 1).all())
+        return self.array[start:stop] if is_run else self.array[torch.from_numpy(places).to(self.device)], None
+
+
+def _places(batch: slice | np.ndarray) -> np.ndarray:
+    return np.arange(batch.start, batch.stop) if isinstance(batch, slice) else batch
+
+
+def load_side(text: str, seed: int = 0) -> Any:
+    """Return what a text names: a recording, or a model, whose random weights are drawn from `seed`."""
+    return recorded(text) if names_recording(text) else load_model(text, seed=seed)
 
 
 class WeightsSide(Side):

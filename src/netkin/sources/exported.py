@@ -49,7 +49,7 @@ def load_exported(path: Path) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.load(copy)
-            model: Any = torch.export.unflatten(program)
+        return unflattened(program)
     except Exception as error:  # torch's loader has no common error
         reason = " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[-1:]])[:230]
         raise SourceError(
@@ -58,6 +58,13 @@ def load_exported(path: Path) -> nn.Module:
         ) from error
     finally:
         logger.setLevel(level)
+
+
+def unflattened(program: torch.export.ExportedProgram) -> nn.Module:
+    """Return the network of an exported program, its layers by the module paths they had before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: nn.Module = torch.export.unflatten(program)
     _give_types_back(model)
     return model
 

@@ -125,13 +125,13 @@ def in_short(error: BaseException) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
-def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
+def by_name(models: str = "", data: str = "", *, recordings: bool = False) -> Callable[[Function], Function]:
     """Let a function take models and data by their names, too: texts as `load_model` and `load_data` read them.
 
-    `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
-    ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
-    argument `names` that is not given, or one of one model an argument `name`, the texts become the names. Loaders
-    among the data draw afterwards as if they had not been read.
+    `models` and `data` list its arguments. With `recordings` a text may also name what `nk.recorded` opens. Models may
+    also be in a list or a mapping, there also with their data as ``(model, data)``; those without weights have other
+    random ones each. Where a function of two models has an argument `names` that is not given, or one of one model an
+    argument `name`, the texts become the names. Loaders among the data draw afterwards as if they had not been read.
     """
 
     def decorate(function: Function) -> Function:
@@ -144,7 +144,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
             except TypeError:
                 return function(*arguments, **keywords)  # which says what is wrong
             if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
-                _load(bound.arguments, models.split(), data.split(), signature)
+                _load(bound.arguments, models.split(), data.split(), signature, recordings)
             with loaders_kept(*(bound.arguments.get(name) for name in data.split())):
                 return function(*bound.args, **bound.kwargs)
 
@@ -153,7 +153,9 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
     return decorate
 
 
-def _load(arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
+def _load(
+    arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature, recordings: bool
+) -> None:
     """Put models and data in the places of their names."""
     from netkin.sources.datasets import load_data, refuse_characters
 
@@ -170,7 +172,7 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
     seeds = itertools.count()
     for name in models:
         if name in arguments:
-            arguments[name] = _loaded(arguments[name], seeds)
+            arguments[name] = _loaded(arguments[name], seeds, recordings)
     for name in data:
         if isinstance(arguments.get(name), str):
             arguments[name] = load_data(arguments[name], models=fed)
@@ -178,12 +180,14 @@ def _load(arguments: dict[str, Any], models: list[str], data: list[str], signatu
             refuse_characters(arguments.get(name), fed)
 
 
-def _loaded(models: Any, seeds: Iterator[int]) -> Any:
+def _loaded(models: Any, seeds: Iterator[int], recordings: bool) -> Any:
     """Return models in the places of their names, alone, in a list, or in a mapping."""
     from netkin.sources import load_data, load_model
+    from netkin.sources.recordings import names_recording, recorded
 
     if isinstance(models, str):
-        return load_model(models, seed=next(seeds))
+        is_recorded = recordings and names_recording(models)
+        return recorded(models) if is_recorded else load_model(models, seed=next(seeds))
     if isinstance(models, (list, tuple)) and models and all(isinstance(model, str) for model in models):
         models = dict(zip(numbered(models), models, strict=True))
     if not isinstance(models, Mapping):
@@ -192,9 +196,9 @@ def _loaded(models: Any, seeds: Iterator[int]) -> Any:
     for name, model in models.items():
         if isinstance(model, tuple) and len(model) == 2:  # a model with its data
             data = load_data(model[1], models=[model[0]]) if isinstance(model[1], str) else model[1]
-            loaded[name] = _loaded(model[0], seeds), data
+            loaded[name] = _loaded(model[0], seeds, recordings), data
         else:
-            loaded[name] = _loaded(model, seeds)
+            loaded[name] = _loaded(model, seeds, recordings)
     return loaded
 
 
