@@ -14,7 +14,8 @@ from netkin.cli import cli
 from netkin.comparing.compare import compare
 from netkin.comparing.many_models import compare_many
 from netkin.measures import registry
-from netkin.sources import examples, load_model
+from netkin.representations import activations
+from netkin.sources import examples, load_data, load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
@@ -52,12 +53,13 @@ def saved_weights():
 
 
 def saved_versions():
-    """Save the weights of a network before and after one layer was changed."""
+    """Save the weights of a network before and after one layer was changed, and what its layers then give."""
     model = load_model("netkin:digits")
     torch.save(model.state_dict(), "before.pt")
     with torch.no_grad():
         model.get_submodule("conv3").weight *= 1.01
     torch.save(model.state_dict(), "after.pt")
+    activations(model, "conv*", load_data("digits:test"), shape="dft", save="after-states", progress=False)
 
 
 BEFORE = {"diff": saved_versions, "reading-a-report": saved_results, "recommend": saved_weights}

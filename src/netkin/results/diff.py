@@ -138,6 +138,60 @@ class OutputDiff(FrozenRecord):
     perplexity_b: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogprobDiff(FrozenRecord):
+    """How log-probabilities of tokens that an engine reported, B's, differ from a model's own, A's.
+
+    `mean_a` and `mean_b` are means over `tokens`; `worst` is B's minus A's where that is largest in size. `rounding` is
+    the largest change that another `precision` makes to A's own. Tokens part where they differ by more than the
+    threshold times that; the `first` of them comes first. `kl_at_least` is a lower bound of KL(B ‖ A), its mean over
+    tokens: all that was not reported counts as one token.
+    """
+
+    tokens: int
+    sequences: int
+    mean_a: float
+    mean_b: float
+    mean_absolute: float
+    worst: float
+    worst_sequence: int
+    worst_position: int
+    worst_token: int
+    rounding: float
+    mean_rounding: float
+    precision: str
+    kl_at_least: float
+    parted: int = 0
+    first_sequence: int | None = None
+    first_position: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What they say, in one sentence."""
+        rounding = f"{self.precision} changes a's own by up to {self.rounding:.3g}"
+        if self.first_sequence is None:
+            return (
+                f"No token's log-probability differs beyond rounding: the largest difference is {abs(self.worst):.3g}, "
+                f"and {rounding}."
+            )
+        count = f"{plural(self.parted, 'token')} of {self.tokens:,} {'differs' if self.parted == 1 else 'differ'}"
+        return (
+            f"The log-probabilities part at position {self.first_position} of sequence {self.first_sequence}: {count} "
+            f"beyond rounding, the worst by {self.worst:+.3g} at position {self.worst_position} of sequence "
+            f"{self.worst_sequence}; {rounding}."
+        )
+
+    def lines(self) -> list[str]:
+        """Return the numbers in words."""
+        return [
+            f"log-probabilities of {plural(self.tokens, 'token')} in {plural(self.sequences, 'sequence')}: mean "
+            f"{self.mean_b:.4g} reported and {self.mean_a:.4g} of a, mean difference in size {self.mean_absolute:.3g}, "
+            f"by rounding {self.mean_rounding:.3g}",
+            f"KL(b ‖ a) is at least {self.kl_at_least:.3g} per token; if the tokens were sampled from b at temperature "
+            f"1, {self.mean_b - self.mean_a:.3g} estimates it",
+        ]
+
+
 def named(module: str) -> str:
     """Return a module's name for a sentence."""
     return module or "the model itself"
@@ -149,7 +203,8 @@ class Diff(Result):
 
     `modules` are by name in the order of their calls, `arguments` those that differ, `weights` by name. `reference` is
     the more precise model, on whose inputs the modules of the other were run. `patched` holds, by block, the KL that is
-    left where the reference's output takes the place of the other's after the block.
+    left where the reference's output takes the place of the other's after the block. `way` says how the second one was
+    seen: its modules "replayed", its states "recorded", or a "program" that shows the ends of modules.
     """
 
     kind: ClassVar[str] = "diff"
@@ -159,11 +214,13 @@ class Diff(Result):
     modules: Mapping[str, ModuleDiff]
     arguments: tuple[ArgumentDiff, ...] = ()
     outputs: OutputDiff | None = None
+    logprobs: LogprobDiff | None = None
     weights: Mapping[str, WeightDiff] = field(default_factory=dict)
     patched: Mapping[str, float] = field(default_factory=dict)
     reference: str = "a"
     precision: tuple[str, str] = ("", "")
     threshold: float = THRESHOLD
+    way: str = "replayed"
     data: str = ""
     examples: int = 0
     seed: int = 0
@@ -245,6 +302,8 @@ class Diff(Result):
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
+        if self.logprobs is not None:
+            return self.logprobs.sentence
         if self.first is not None:
             return self._about(self.modules[self.first])
         largest = max((one.ratio for one in self.modules.values() if one.ratio is not None), default=0.0)
@@ -298,7 +357,10 @@ class Diff(Result):
     def values(self) -> dict[str, float]:
         """Return the numbers that a check may limit, by name; `ratio` is the largest of the modules."""
         ratios = [one.ratio for one in self.modules.values() if one.ratio is not None]
-        found = {"ratio": max(ratios, default=0.0), "standing_out": float(len(self.standing_out))}
+        found = {"ratio": max(ratios, default=0.0), "standing_out": float(len(self.standing_out))} if ratios else {}
+        if self.logprobs is not None:
+            own = self.logprobs
+            found |= {"logprob": own.mean_absolute, "logprob_worst": abs(own.worst), "kl_at_least": own.kl_at_least}
         root = self.modules.get("")
         if root is not None and root.end_to_end is not None:
             found["error"] = root.end_to_end
@@ -328,8 +390,9 @@ class Diff(Result):
         """Return what is said of the predictions."""
         out = self.outputs
         if out is None:
-            return []
-        said = f"outputs: KL {out.kl:.3g}, same first choice in {out.agreement:.2%} of {out.predictions:,} predictions"
+            return [] if self.logprobs is None else self.logprobs.lines()
+        made = "outputs that a makes of b's last states" if self.way == "recorded" else "outputs"
+        said = f"{made}: KL {out.kl:.3g}, same first choice in {out.agreement:.2%} of {out.predictions:,} predictions"
         if out.perplexity_a is not None and out.perplexity_b is not None:
             said += f"; perplexity {out.perplexity_a:.4g} and {out.perplexity_b:.4g}"
         return [said]

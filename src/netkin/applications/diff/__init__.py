@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,17 +19,25 @@ from torch import nn
 
 from netkin import __version__
 from netkin.applications.diff.floor import counterpart_dtypes
+from netkin.applications.diff.logprobs import diff_of_logprobs, is_logprobs, sequences_of
 from netkin.applications.diff.matching import counterparts
 from netkin.applications.diff.own_code import borrowing
 from netkin.applications.diff.patching import blocks_among, patched
 from netkin.applications.diff.predictions import Predictions, logits_of
+from netkin.applications.diff.recorded import (
+    diff_of_states,
+    fed,
+    is_known_by_states,
+    states_of,
+    station_caveats,
+)
 from netkin.applications.diff.replay import Examples, OutputErrors, Replay, ReplayedCall, relative, traced
 from netkin.applications.diff.training_flags import is_inside, training, training_alone
 from netkin.applications.diff.weight_relations import SAME, weight_relations
 from netkin.applications.experiment import DECLARED, Experiment, ExperimentOptions
 from netkin.comparing.feed import data_name
 from netkin.comparing.spec import takes_options
-from netkin.errors import ForwardError
+from netkin.errors import InvalidValue
 from netkin.identity import described_call, weights_digest
 from netkin.memory import format_bytes
 from netkin.progress import reported
@@ -38,19 +46,19 @@ from netkin.representations.inputs import (
     attention_mask,
     batches_of,
     dtype_of,
-    feed,
     length_if_known,
 )
 from netkin.representations.layers import modules, split_call, unwrapped
 from netkin.results.caveats import Caveat
 from netkin.results.diff import THRESHOLD, ArgumentDiff, Diff, ModuleDiff, WeightDiff
 from netkin.results.labels import plural
+from netkin.sources.recordings import RecordedRows, names_recording
 from netkin.sources.weights import remark_on
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DiffPlan", "diff", "explain_diff"]
+__all__ = ["DiffPlan", "diff", "explain_diff", "not_a_model"]
 
 WITHOUT_NUMBERS = "it gives no floating numbers"
 REPLAYS = 3  # of each module: its counterpart, itself in the other precision, and one above
@@ -60,8 +68,8 @@ CHANCE = 0.9999  # how surely the errors of a few numbers lie below the threshol
 @takes_options(without="test save overwrite partial", declared=DECLARED)
 def diff(
     a: nn.Module | str,
-    b: nn.Module | str,
-    data: Any,
+    b: nn.Module | RecordedRows | torch.export.ExportedProgram | Sequence[Mapping[str, Any]] | str,
+    data: Any = None,
     *,
     match: Mapping[str, str] | None = None,
     names: tuple[str, str] | None = None,
@@ -76,8 +84,10 @@ def diff(
 
     Args:
         a: a model, or its name as `nk.load_model` takes it.
-        b: the other version of it.
-        data: batches, or the name of data as `nk.load_data` takes it.
+        b: the other version of it; or what an engine recorded, as `nk.recorded` opens it, or a program that is compiled
+            or exported, of which only what its modules give is known; or log-probabilities that an engine reported, in
+            a file of JSON, JSON lines or npz, or as such records.
+        data: batches, or the name of data as `nk.load_data` takes it; not needed where the recording holds tokens.
         match: modules of `a` that have another name in `b`, such as ``{"transformer.h.*": "blocks.*"}``; what is inside
             is renamed with them.
         names: what the result calls the two models.
@@ -91,7 +101,11 @@ def diff(
         '1'
     """
     called = names or tuple(given if isinstance(given, str) else name for name, given in (("a", a), ("b", b)))
-    experiment = Experiment(models=dict(zip("ab", (a, b), strict=True)), data=data, **options)
+    if is_logprobs(b):
+        return _by_logprobs(a, b, (called[0], called[1]), options)
+    if is_known_by_states(b):
+        return _by_states(a, b, data, match, (called[0], called[1]), options)
+    experiment = Experiment(models={"a": a, "b": cast("nn.Module | str", b)}, data=data, **options)
     models = [experiment.load_model(name) for name in "ab"]
     batches = experiment.load_data("a")
     reading = _Reading(experiment, batches)
@@ -111,6 +125,56 @@ def diff(
         found = _compared(models[0], models[1], reading, match, facts)
     random = tuple(Caveat("random-weights", remark) for remark in map(remark_on, models) if remark)
     return replace(found, caveats=(*random, *found.caveats))
+
+
+def not_a_model(b: Any) -> bool:
+    """Return whether the other side is no model: recorded states, or log-probabilities."""
+    return is_logprobs(b) or isinstance(b, RecordedRows) or names_recording(b)
+
+
+def _by_logprobs(a: nn.Module | str, b: Any, called: tuple[str, str], options: Any) -> Diff:
+    """Return the diff of a model with log-probabilities that an engine reported."""
+    sequences = sequences_of(b)
+    experiment = Experiment(models={"a": a}, data=None, **options)
+    model = experiment.load_model("a")
+    call = described_call("nk.diff", a=called[0], b=called[1], forward=experiment.forward)
+    provenance = {"call": call, "weights of a": weights_digest(model)}
+    with experiment.lending(model):
+        found = diff_of_logprobs(unwrapped(model), sequences, fed(experiment.forward, experiment.transform))
+    random = (Caveat("random-weights", remark),) if (remark := remark_on(model)) else ()
+    return Diff(
+        a=called[0], b=called[1], data="the tokens of b", seed=experiment.seed, provenance=provenance, modules={},
+        logprobs=found, examples=found.sequences, precision=(_in_words(model), "unknown"), way="log-probabilities",
+        caveats=random,
+    )  # fmt: skip
+
+
+def _by_states(
+    a: nn.Module | str, b: Any, data: Any, match: Mapping[str, str] | None, called: tuple[str, str], options: Any
+) -> Diff:
+    """Return the diff of a model with another program of which states are known, at the ends of modules."""
+    experiment = Experiment(models={"a": a}, data=data, **options)
+    model = experiment.load_model("a")
+    run = fed(experiment.forward, experiment.transform)
+    states = states_of(b, match, run)
+    batches = states.batches() if data is None else experiment.load_data("a")
+    call = described_call(
+        "nk.diff", a=called[0], b=called[1], match=match, transform=experiment.transform, forward=experiment.forward
+    )
+    provenance = {"call": call, "weights of a": weights_digest(model), **states.origin()}
+    with experiment.lending(model, *states.programs()):
+        found = diff_of_states(unwrapped(model), states, batches, experiment.examples, run)
+    calls, outputs, examples = found
+    lowered = str(states.precision()).removeprefix("torch.")
+    result = Diff(
+        a=called[0], b=called[1], seed=experiment.seed,
+        data="the tokens of b" if data is None else data if isinstance(data, str) else data_name(batches),
+        provenance=provenance, version=__version__, modules={one.name: _module_diff(one, {}) for one in calls},
+        outputs=outputs, examples=examples, precision=(_in_words(model), lowered), way=states.way,
+    )  # fmt: skip
+    random = [Caveat("random-weights", remark)] if (remark := remark_on(model)) else []
+    limits = station_caveats(unwrapped(model), list(result.modules), result.standing_out)
+    return replace(result, caveats=(*random, *limits))
 
 
 @dataclass(frozen=True)
@@ -160,6 +224,12 @@ def explain_diff(
     **options: Any,
 ) -> DiffPlan:
     """Return what `diff` would take with the same arguments; `b` runs once on the first batch, to learn the sizes."""
+    if is_logprobs(b) or is_known_by_states(b):
+        raise InvalidValue(
+            "a plan is for two models that run module by module; beside a recorded side or a compiled or exported "
+            "program `a` runs up to six times on the first batch and twice on the others.",
+            argument="b",
+        )
     experiment = Experiment(models={"a": a, "b": b}, data=data, **options)
     models = [unwrapped(experiment.load_model(name)) for name in "ab"]
     matched = counterparts(models[0], models[1], match)
@@ -195,14 +265,7 @@ class _Reading:
         return batches_of(self.data, self.experiment.examples)
 
     def run(self, model: nn.Module, batch: Any) -> Any:
-        try:
-            return feed(model, batch, self.experiment.forward, self.experiment.transform)
-        except IndexError as fault:
-            raise ForwardError(
-                f"{type(model).__name__} has no embedding for some of the tokens ({fault}); take the tokenizer that "
-                "belongs to both models, or data that were made by it.",
-                argument="data",
-            ) from fault
+        return fed(self.experiment.forward, self.experiment.transform)(model, batch)
 
 
 def _compared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from torch import nn
 
@@ -25,12 +25,7 @@ def counterparts(a: nn.Module, b: nn.Module, match: Mapping[str, str] | None = N
         {'': '', 'h': 'blocks', 'h.0': 'blocks.0'}
     """
     mine, theirs = modules(a), modules(b)
-    rules = [_rule(old, new, list(mine)) for old, new in (match or {}).items()]
-    found: dict[str, str] = {}
-    for name in mine:
-        other = _renamed(name, rules)
-        if other in theirs:
-            found[name] = other
+    found = matched_names(list(mine), theirs, match)
     if len(found) == 1 and len(mine) > 1:
         some, others = (", ".join([name for name in known if name][:SHOWN]) for known in (mine, theirs))
         raise InvalidValue(
@@ -39,6 +34,13 @@ def counterparts(a: nn.Module, b: nn.Module, match: Mapping[str, str] | None = N
             argument="match",
         )
     return found
+
+
+def matched_names(mine: Sequence[str], theirs: Container[str], match: Mapping[str, str] | None) -> dict[str, str]:
+    """Return those names that are also among the others, each with its name there."""
+    rules = [_rule(old, new, list(mine)) for old, new in (match or {}).items()]
+    renamed = {name: _renamed(name, rules) for name in mine}
+    return {name: other for name, other in renamed.items() if other in theirs}
 
 
 def _renamed(name: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str:

@@ -17,6 +17,11 @@ MEANING = (
     "Each module of one model was run on the inputs of its counterpart in the other. The floor is what rounding alone "
     "does to its output; a module whose error lies well above has a fault of its own, or other weights."
 )
+FROM_STATES = (
+    "Between two places at which the second program's states are known, the first model's code was run on the first of "
+    "them; shown is how far it comes from the second. The floor is what rounding alone does on the way; a module whose "
+    "error lies well above has a fault, or other weights, in it or since the one before."
+)
 OPEN = 40  # modules up to which the whole table is open
 LEAST = 1e-12  # of errors, which a logarithmic axis shows
 
@@ -25,7 +30,8 @@ def diff_page(result: Diff) -> Page:
     """Return the page of a diff."""
     chart, patched = diff_chart(result), patched_chart(result)
     curves = None if chart is None else Lines(
-        chart, "errors", "Errors of the modules, in the order of their calls", MEANING,
+        chart, "errors", "Errors of the modules, in the order of their calls",
+        MEANING if result.way == "replayed" else FROM_STATES,
         upwards="relative error (logarithmic)", ways="Errors:", tabled="The same as a table",
     )  # fmt: skip
     left = None if patched is None else Lines(
@@ -45,7 +51,8 @@ def diff_page(result: Diff) -> Page:
         blocks=[
             curves,
             left,
-            Section("The modules that matter", [top, table], "card"),
+            Section("The modules that matter", [top, table], "card") if result.modules else None,
+            _logprobs(result),
             arguments if result.arguments else None,
             _predictions(result),
             _weights(result),
@@ -96,13 +103,36 @@ def _row(one: ModuleDiff) -> list[Any]:
 
 def _facts(result: Diff) -> Sequence[str]:
     precisions = " and ".join(dict.fromkeys(result.precision))
-    return [result.data, plural(result.examples, "example"), plural(len(result.modules), "module"), precisions,
-            result.created[:10]]  # fmt: skip
+    counted = [plural(len(result.modules), "module")] if result.modules else []
+    return [result.data, plural(result.examples, "example"), *counted, precisions, result.created[:10]]
 
 
 def _predictions(result: Diff) -> Section | None:
-    lines = result.output_lines()
+    lines = result.output_lines() if result.logprobs is None else []
     return Section("Predictions", [Text(line) for line in lines], "card") if lines else None
+
+
+def _logprobs(result: Diff) -> Section | None:
+    """Return what the log-probabilities say as a table, if an engine reported some."""
+    own = result.logprobs
+    if own is None:
+        return None
+    rows = [
+        ["mean reported", f"{own.mean_b:.4g}"], ["mean of the model's own", f"{own.mean_a:.4g}"],
+        ["mean size of the difference", f"{own.mean_absolute:.3g}"],
+        [f"the same by {own.precision} alone", f"{own.mean_rounding:.3g}"],
+        ["largest difference, reported minus own", f"{own.worst:+.3g}"],
+        ["where", f"position {own.worst_position:,} of sequence {own.worst_sequence:,}, token {own.worst_token}"],
+        [f"largest by {own.precision} alone", f"{own.rounding:.3g}"],
+        [f"tokens that differ more than {result.threshold:g} × that", f"{own.parted:,} of {own.tokens:,}"],
+        ["KL(b ‖ a) per token, at least", f"{own.kl_at_least:.3g}"],
+    ]  # fmt: skip
+    note = Text(
+        "If the tokens were sampled from the second program at temperature 1, the difference of the two means, "
+        f"{own.mean_b - own.mean_a:.3g}, estimates the KL itself. Tokens that were not reported are not seen."
+    )
+    table = Table(["", "in nats"], rows, label="Log-probabilities", style="numbers")
+    return Section("Log-probabilities", [table, note], "card")
 
 
 def _weights(result: Diff) -> Section | None:
@@ -116,7 +146,7 @@ def _weights(result: Diff) -> Section | None:
 
 
 def _origin_facts(result: Diff) -> dict[str, Any]:
-    reference = {"a": result.a, "b": result.b}[result.reference]
+    reference = {"a": result.a, "b": result.b}[result.reference] if result.way == "replayed" else result.b
     return {
         "a": f"{result.a} ({result.precision[0]})", "b": f"{result.b} ({result.precision[1]})",
         "whose inputs were used": reference, "data": result.data, "examples": f"{result.examples:,}",
