@@ -23,6 +23,7 @@ from diff_worlds import (
     channels_last,
     data_of,
     int8,
+    norms_in_float32,
     one_by_one,
     split_products,
     transposed_products,
@@ -44,7 +45,9 @@ CLEAN: dict[str, Callable[[nn.Module], nn.Module]] = {
     "example by example": one_by_one,
     "transposed products": transposed_products,
     "channels last": channels_last,
+    "norms in float32": norms_in_float32,
 }
+ONLY = {"channels last": "convnet", "norms in float32": "mixtral"}
 
 
 def in_precision(model: nn.Module, precision: str, of: str = "float32") -> nn.Module:
@@ -94,7 +97,7 @@ def clean_pairs(nets: list[str]) -> Iterator[dict[str, Any]]:
             for change, changed in CLEAN.items():
                 if change == "the same" and of_a == of_b:
                     continue
-                if change == "channels last" and net != "convnet":
+                if ONLY.get(change, net) != net:
                     continue
                 for attention in ("eager", "sdpa") if net != "convnet" and change == "the same" else ("eager",):
                     a = in_precision(NETS[net](), of_a)

@@ -33,13 +33,15 @@ def clients(examples: int, side: int, device: str) -> dict[str, tuple[torch.Tens
     return {name: (one.to(device), (torch.arange(examples) % 10).to(device)) for name, one in made.items()}
 
 
-def seconds_a_round(how: str, rounds: int, epochs: int, device: str) -> float:
+def seconds_a_round(method: str, rounds: int, epochs: int, device: str) -> float:
     """Return the seconds of a round, of which the first and what surrounds it are not counted, nor one call before."""
     side, examples = (32, 500) if device == "cuda" else (8, 64)
     model, data, times = network(side).to(device), clients(examples, side, device), []
     for count in (1, 1, 1 + rounds):
         started = perf_counter()
-        nk.federate(model, data, "local", coefficients="fixed", rounds=count, epochs=epochs, how=how, progress=False)
+        nk.federate(
+            model, data, "local", coefficients="fixed", rounds=count, epochs=epochs, method=method, progress=False
+        )
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(perf_counter() - started)
@@ -53,7 +55,8 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=1, help="in each round")
     options = parser.parse_args()
     found = {
-        how: seconds_a_round(how, options.rounds, options.epochs, options.device) for how in ("stacked", "one by one")
+        method: seconds_a_round(method, options.rounds, options.epochs, options.device)
+        for method in ("stacked", "one by one")
     }
-    print({how: round(value, 3) for how, value in found.items()}, "seconds a round")
+    print({method: round(value, 3) for method, value in found.items()}, "seconds a round")
     print(f"at once {found['one by one'] / found['stacked']:.1f} × faster on {options.device}")

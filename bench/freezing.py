@@ -50,7 +50,7 @@ def _row(model: nn.Module, frozen: list[str], images: Tensor, labels: Tensor, re
 
 
 def _train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    recipe = nk.Recipe(epochs=1, batch=len(images) // STEPS, rate=1e-3, decay=5e-4, order="given")
+    recipe = nk.Recipe(epochs=1, batch=len(images) // STEPS, lr=1e-3, weight_decay=5e-4, order="given")
     nk.train(model, (images, labels), recipe, progress=False)
 
 

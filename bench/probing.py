@@ -35,7 +35,7 @@ def _training(model: nn.Module, batch: int, steps: int, device: str) -> Callable
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(steps * batch, 3, 32, 32, generator=draw).to(device)
     labels = torch.randint(0, 10, (steps * batch,), generator=draw).to(device)
-    recipe = nk.Recipe(epochs=1, batch=batch, rate=0.01, order="given")
+    recipe = nk.Recipe(epochs=1, batch=batch, lr=0.01, order="given")
     return lambda: nk.train(model, (images, labels), recipe, progress=False)
 
 

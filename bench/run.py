@@ -174,7 +174,7 @@ def page(figures: dict[str, Any]) -> str:
         f"torch {where['torch']}, netkin {where['netkin']}.\n"
     )
     parts = [goals(figures), accuracy(figures), peers(figures), freezing(figures), probing(figures)]
-    parts += [on_gpu(), language_models()]
+    parts += [on_gpu(), language_models(), projected(), sampled_tokens()]
     return "\n".join([head, *(line for part in parts if part for line in [*part, ""])]).rstrip() + "\n"
 
 
@@ -378,6 +378,50 @@ def language_models() -> list[str]:
         "| shape | pairs | whole comparison | against the forward passes | memory above the models |",
         "|---|---|---|---|---|",
         *rows,
+    ]
+
+
+def projected() -> list[str]:
+    """Return what larger language models would take, by the formulas of the plan."""
+    import projection
+
+    return [
+        "## Larger language models, projected",
+        "",
+        "Projections, and no measurements: by `bench/projection.py`, for all blocks and the embedding of two models in "
+        "bfloat16, 512 sequences of 512 tokens, `cka`. Memory is that of the statistics, above the models, as "
+        "`netkin compare --plan` says it; the second number is the multiply-adds of their products, as a share of "
+        "those of both models' forward passes. Where moments would not fit, tokens are sampled.",
+        "",
+        projection.table(),
+    ]
+
+
+def sampled_tokens() -> list[str]:
+    """Return how samples of tokens scatter, and how often intervals by sequences hold what they are to hold."""
+    import token_errors
+    import token_samples
+
+    if not (token_samples.RECORD.exists() and token_errors.RECORD.exists()):
+        return []
+    samples, errors = (json.loads(bench.RECORD.read_text()) for bench in (token_samples, token_errors))
+    return [
+        "## Samples of tokens",
+        "",
+        f"Made by `bench/token_samples.py` on {samples['date']}: blocks of two small language models of width 64, "
+        f"trained on the same text from two seeds; {samples['sequences']:,} sequences. The value of all tokens, and "
+        f"the mean difference of samples from it ± their standard deviation, over {samples['seeds']} seeds.",
+        "",
+        token_samples.table(samples),
+        "",
+        f"Made by `bench/token_errors.py` on {errors['date']}: how often the 95 % interval of a standard error by "
+        f"sequences, of 20 chunks, holds the mean of the measure over {errors['trials']:,} data sets of the same size "
+        f"({errors['trials'] // 4:,} where tokens are sampled). Each token of the AR(1) worlds is 0.8 of the one "
+        f"before and the rest new. Goal: 93 to 97 %; outside by more than chance: {token_errors.outside(errors)}. "
+        "Errors of unrelated layers are about √2 times the spread of their values, as leaving out chunks finds where a "
+        "value depends on pairs of examples alone.",
+        "",
+        token_errors.table(errors),
     ]
 
 

@@ -121,7 +121,7 @@ def thousand_checkpoints(count: int = CHECKPOINTS) -> dict[str, Any]:
         took, used, grown = time.perf_counter() - begin, time.process_time() - used, _peak() - before
         assert len(many) == count * (count - 1) // 2
     return {
-        "checkpoints": count, "pairs": len(many), "blocks": len(plan.way.blocks), "forward_passes": plan.passes,
+        "checkpoints": count, "pairs": len(many), "blocks": len(plan.schedule.blocks), "forward_passes": plan.passes,
         "planned_bytes": plan.bytes, "result_bytes": plan.result, "peak_bytes": grown,
         "seconds": took, "cpu_seconds": used, "ratio": grown / plan.bytes, "threads": torch.get_num_threads(),
     }  # fmt: skip

@@ -109,9 +109,11 @@ def in_turn(name: str) -> dict[str, Any]:
 
 def trained(task: Task, device: str, data: dict[str, Any], steps: int, way: str) -> list[nn.Module]:
     """Train the networks for some steps."""
-    recipe = nk.Recipe(steps=steps, batch=task.batch, rate=0.05, decay=5e-4, precision=task.precision, drop_last=True)
+    recipe = nk.Recipe(
+        steps=steps, batch=task.batch, lr=0.05, weight_decay=5e-4, precision=task.precision, drop_last=True
+    )
     models = task.models(device)
-    nk.train_many(models, recipe=recipe, how=way, progress=False, **data)
+    nk.train_many(models, recipe=recipe, method=way, progress=False, **data)
     return models
 
 
@@ -136,12 +138,12 @@ def apart(task: Task, device: str) -> dict[str, float]:
         ("error_float64", 20, torch.float64, 0.05),
         ("error_first", 1, torch.float32, 1.0),
     ):
-        recipe = nk.Recipe(steps=steps, batch=min(task.batch, 32), rate=rate, momentum=0.9, drop_last=True)
+        recipe = nk.Recipe(steps=steps, batch=min(task.batch, 32), lr=rate, momentum=0.9, drop_last=True)
         at_once, plain = (task.models(device, dtype)[:6] for _ in range(2))
         data = {key: value if key == "data" else value[:6] for key, value in task.data(device).items()}
         with exact_products():
             nk.train_many(at_once, recipe=recipe, progress=False, **data)
-            nk.train_many(plain, recipe=recipe, how="one by one", progress=False, **data)
+            nk.train_many(plain, recipe=recipe, method="one by one", progress=False, **data)
         pairs = [
             (a.state_dict()[key].double(), b.state_dict()[key].double())
             for a, b in zip(at_once, plain, strict=True)

@@ -1,6 +1,6 @@
 """Make what the gallery shows: pages of small studies on the bundled digits, and pictures of them.
 
-``python docs/gallery.py`` writes the pages into `docs/pages`, in half a minute on a CPU; they are not kept in git.
+``python docs/gallery.py`` writes the pages into `docs/pages`, in a minute on a CPU; they are not kept in git.
 With ``--pictures`` it also draws `docs/figures`, which are kept: screenshots of the pages, which need Chromium and
 playwright, and figures by matplotlib. ``--only NAME`` makes one study alone.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +24,7 @@ from netkin.errors import InflatedWarning
 from netkin.training import trained_digits_net
 
 FOLDER = Path(__file__).parent
-PAGES, FIGURES = FOLDER / "pages", FOLDER / "figures"
+PAGES, FIGURES, STORY = FOLDER / "pages", FOLDER / "figures", FOLDER / "diff-story.md"
 SIZE, COLOURS = {"width": 1200, "height": 900}, 160
 LAYERS = ["relu1", "relu2", "relu3", "relu4", "fc"]
 FIGURE_NAMES = ("comparison", "series", "stitch")
@@ -63,7 +64,7 @@ def training_run() -> Any:
     recorder = nk.DynamicsRecorder(model, data("test"), layers=LAYERS)
     for step, epochs in enumerate((0, 1, 1, 2, 4)):
         if epochs:
-            nk.train(model, data("train"), epochs=epochs, batch=64, rate=0.02, seed=step, progress=False)
+            nk.train(model, data("train"), epochs=epochs, batch=64, lr=0.02, seed=step, progress=False)
         recorder.probe(sum((0, 1, 1, 2, 4)[: step + 1]) * 23)
     return recorder.series("cka")
 
@@ -79,7 +80,7 @@ def which_model() -> Any:
     """Rank three networks for the digits: one trained on them, one on half of the classes, one untrained."""
     half = nk.load_model("netkin:digits", seed=3)
     some = [(images[labels < 5], labels[labels < 5]) for images, labels in data("train")]
-    nk.train(half, some, epochs=2, rate=0.02, progress=False)
+    nk.train(half, some, epochs=2, lr=0.02, progress=False)
     models = {"all digits": network(0), "digits 0 to 4": half, "untrained": nk.load_model("netkin:digits", seed=9)}
     return nk.recommend(models, data("test"), scores=["knn", "logme"])
 
@@ -91,14 +92,14 @@ def users() -> Any:
     convolutions = [nk.AtomConv2d(i, o, 3, stride=2, padding=1, atoms=4) for i, o in ((1, 8), (8, 16))]
     relu, head = torch.nn.ReLU(), [torch.nn.Flatten(), torch.nn.Linear(64, 10)]
     model = torch.nn.Sequential(convolutions[0], relu, convolutions[1], relu, *head)
-    how = {"rate": 0.05, "batch": 8, "drop_last": True, "test": split.test, "test_every": 1}
+    how = {"lr": 0.05, "batch": 8, "drop_last": True, "test": split.test, "test_every": 1}
     return nk.federate(model, split.train, "fedper", coefficients="evolving", rounds=6, **how)
 
 
 def tasks_in_a_row() -> Any:
     """Learn five tasks of two digits in a row, in two ways."""
     tasks = nk.split_tasks("digits:train", "digits:test", tasks=5)
-    recipe = {"epochs": 2, "batch": 32, "rate": 0.02, "progress": False}
+    recipe = {"epochs": 2, "batch": 32, "lr": 0.02, "progress": False}
     return [nk.learn_tasks("netkin:digits", tasks, way, **recipe).record for way in ("atoms", "finetune")]
 
 
@@ -106,7 +107,7 @@ def sparse_networks() -> Any:
     """Put a network beside one that lost nine of ten weights."""
     sparse = nk.load_model("netkin:digits", seed=0)
     nk.sparsify(sparse, 0.9, method="erk", seed=0)
-    nk.train(sparse, data("train"), epochs=4, rate=0.05, progress=False)
+    nk.train(sparse, data("train"), epochs=4, lr=0.05, progress=False)
     return nk.sparsity_study({"dense": network(0), "sparse": sparse}, data("test"))
 
 
@@ -121,6 +122,15 @@ def smaller_layers() -> Any:
     return nk.compress(network(0), layers, variance=0.9, data=data("train"), test=data("test")).compression
 
 
+@cache
+def five_versions() -> dict[str, Any]:
+    """Run the code of the guide to five versions of a model, and return its names."""
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", STORY.read_text(), flags=re.MULTILINE | re.DOTALL):
+        exec(code, names)
+    return names
+
+
 STUDIES: dict[str, Callable[[], Any]] = {
     "two-checkpoints": two_checkpoints,
     "many-models": many_models,
@@ -132,6 +142,11 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "sparse-networks": sparse_networks,
     "classes": classes,
     "smaller-layers": smaller_layers,
+    "diff-bfloat16": lambda: five_versions()["control"],
+    "diff-int8": lambda: five_versions()["int8"],
+    "diff-int4": lambda: five_versions()["mistake"],
+    "diff-port": lambda: five_versions()["port"],
+    "diff-lora": lambda: five_versions()["lora"],
 }
 
 
@@ -146,6 +161,12 @@ def write_page(name: str) -> Any:
     PAGES.mkdir(exist_ok=True)
     nk.report(found, PAGES / f"{name}.html", overwrite=True)
     return found
+
+
+def write_story() -> None:
+    """Write into the guide to five versions of a model what its results say."""
+    said = re.compile(r"(<!-- print\((\w+)\) -->\n```text\n).*?^```", flags=re.MULTILINE | re.DOTALL)
+    STORY.write_text(said.sub(lambda found: f"{found[1]}{five_versions()[found[2]]}\n```", STORY.read_text()))
 
 
 def draw_figures() -> None:
@@ -189,12 +210,15 @@ def shrink(picture: bytes, path: Path, width: int | None = None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="Draw docs/figures too.")
-    parser.add_argument("--only", choices=STUDIES, help="Make this study alone.")
+    parser.add_argument("--only", choices=STUDIES, action="append", help="Make this study alone; can be repeated.")
     options = parser.parse_args()
-    chosen = [options.only] if options.only else list(STUDIES)
+    chosen = options.only or list(STUDIES)
     for name in chosen:
         write_page(name)
     if options.pictures:
         FIGURES.mkdir(exist_ok=True)
         take_screenshots(chosen)
-        draw_figures()
+        if any(name.startswith("diff-") for name in chosen):
+            write_story()
+        if not options.only:
+            draw_figures()

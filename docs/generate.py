@@ -252,6 +252,7 @@ CALLS = (  # whose arguments are options of commands
     nk.stitch_all,
     nk.compress,
     nk.share_coefficients,
+    nk.atom_similarity,
     nk.Recipe,
     nk.sparsity_study,
 )

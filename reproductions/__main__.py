@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(chosen: argparse.Namespace) -> int:
     """Show the table or measure claims, and write the page where one is wanted; 1 if a claim could not be measured."""
-    files.refuse_output(chosen.page, overwrite=chosen.overwrite)
+    files.require_output(chosen.page, overwrite=chosen.overwrite)
     has_failed = False
     if chosen.list or not (chosen.names or chosen.page):
         print(listing.list_as_text(listing.listed(chosen.names), chosen.out))

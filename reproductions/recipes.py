@@ -69,33 +69,33 @@ def _narrow_tiny10() -> nn.Module:
 
 
 # randomly moved images, as in the SVCCA paper; at gpu scale those of the matching paper are mirrored too
-_SMALL = Recipe(epochs=10, batch=64, decay=5e-4, schedule="steps", precision="auto", drop_last=True, shift=4)
+_SMALL = Recipe(epochs=10, batch=64, weight_decay=5e-4, schedule="steps", precision="auto", drop_last=True, shift=4)
 _LARGE = _SMALL.but(epochs=30, batch=512, schedule="cosine", warmup=2)
-_TEXT = Recipe(steps=1500, batch=32, rate=4e-3, optimizer="adam", schedule="cosine", clip=1.0, order="drawn")
+_TEXT = Recipe(steps=1500, batch=32, lr=4e-3, optimizer="adam", schedule="cosine", clip=1.0, order="drawn")
 # of several sets of images, each seen for as many steps; not mirrored, since one holds digits
-_TASKS = _LARGE.but(epochs=None, steps=500, rate=0.2, warmup=50, shift=2)
-_FEW_TASKS = _TASKS.but(steps=400, batch=50, rate=0.05, shift=1)  # of images with half the pixels a side
+_TASKS = _LARGE.but(epochs=None, steps=500, lr=0.2, warmup=50, shift=2)
+_FEW_TASKS = _TASKS.but(steps=400, batch=50, lr=0.05, shift=1)  # of images with half the pixels a side
 # of deeper networks: as many images in batches of half the size, at half the rate
-_DEEP_TASKS = _TASKS.but(steps=1000, batch=256, rate=0.1, warmup=100)
-_FEW_DEEP_TASKS = _FEW_TASKS.but(steps=800, batch=25, rate=0.025, warmup=100)
+_DEEP_TASKS = _TASKS.but(steps=1000, batch=256, lr=0.1, warmup=100)
+_FEW_DEEP_TASKS = _FEW_TASKS.but(steps=800, batch=25, lr=0.025, warmup=100)
 # of networks with masks, and of dense ones to be pruned; and of vision transformers, before tokens are dropped
-_SPARSE = _LARGE.but(epochs=None, steps=3000, batch=256, rate=0.2, warmup=150, flip=True)
-_FEW_SPARSE = _SPARSE.but(steps=200, batch=50, rate=0.05, warmup=20, shift=2)
-_PATCHES = _LARGE.but(epochs=10, optimizer="adamw", rate=1e-3, decay=0.05, warmup=1, flip=True)
-_FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", rate=1e-3, decay=0.05)
+_SPARSE = _LARGE.but(epochs=None, steps=3000, batch=256, lr=0.2, warmup=150, flip=True)
+_FEW_SPARSE = _SPARSE.but(steps=200, batch=50, lr=0.05, warmup=20, shift=2)
+_PATCHES = _LARGE.but(epochs=10, optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup=1, flip=True)
+_FEW_PATCHES = _FEW_SPARSE.but(optimizer="adamw", lr=1e-3, weight_decay=0.05)
 # of atoms and heads alone, on a tenth of a set of images or on a whole one; rate and momentum are the paper's
-_ATOMS = Recipe(steps=200, batch=200, rate=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
+_ATOMS = Recipe(steps=200, batch=200, lr=0.01, schedule="cosine", precision="auto", drop_last=True, shift=2)
 _FEW_ATOMS = _ATOMS.but(batch=50)
 NARROW = (8, 16, 32, 64)  # channels of the stages at cpu scale
 RECIPES: dict[str, dict[str, Network]] = {
     "cpu": {
-        "convnet": Network(lambda: svcca_convnet(width=16), _SMALL.but(rate=0.02)),
-        "resnet": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _SMALL.but(rate=0.05)),
-        "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, rate=0.05)),
+        "convnet": Network(lambda: svcca_convnet(width=16), _SMALL.but(lr=0.02)),
+        "resnet": Network(lambda: ResNet((2, 2, 2), (8, 16, 32)), _SMALL.but(lr=0.05)),
+        "tiny10": Network(_narrow_tiny10, _SMALL.but(epochs=4, batch=50, lr=0.05)),
         **{
             f"resnet20w{width}": Network(
                 partial(ResNet, (1, 1, 1), (8 * width, 16 * width, 32 * width)),
-                _SMALL.but(epochs=4, batch=50, rate=0.05),
+                _SMALL.but(epochs=4, batch=50, lr=0.05),
             )
             for width in (1, 2, 3)
         },
@@ -111,11 +111,11 @@ RECIPES: dict[str, dict[str, Network]] = {
         "vgg11-atoms": Network(lambda: vgg11(width=8), _FEW_ATOMS),
     },
     "gpu": {
-        "convnet": Network(svcca_convnet, _LARGE.but(rate=0.1)),
-        "resnet": Network(lambda: thin(32), _LARGE.but(epochs=40, rate=0.2)),
-        "tiny10": Network(tiny10, _LARGE.but(epochs=40, rate=0.2, flip=True)),
+        "convnet": Network(svcca_convnet, _LARGE.but(lr=0.1)),
+        "resnet": Network(lambda: thin(32), _LARGE.but(epochs=40, lr=0.2)),
+        "tiny10": Network(tiny10, _LARGE.but(epochs=40, lr=0.2, flip=True)),
         **{
-            f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(rate=0.2, flip=True))
+            f"resnet20w{width}": Network(partial(thin, 20, width=width), _LARGE.but(lr=0.2, flip=True))
             for width in (1, 2, 3)
         },
         "resnet18": Network(resnet18, _TASKS),
@@ -127,7 +127,7 @@ RECIPES: dict[str, dict[str, Network]] = {
         "resnet18-atoms": Network(resnet18, _ATOMS),
         "alexnet-atoms": Network(alexnet, _ATOMS),
         "vgg11-atoms": Network(vgg11, _ATOMS),
-        "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, rate=2e-3), "text"),
+        "lstm": Network(lambda: CharLSTM(CHARACTERS, 256, 3), _TEXT.but(steps=4000, batch=64, lr=2e-3), "text"),
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import sys
 import time
@@ -88,7 +89,7 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
         if old is not None:
             tell(f"{label}: recorded before, {old.verdict}; `--again` measures it here")
             return Outcome(statement, old)
-        _refuse_place(record_path(out, statement.id, lab.scale))
+        _require_place(record_path(out, statement.id, lab.scale))
         tell(f"{label}: measuring at {lab.scale} scale on {device_words(lab.device)}")
         with working(statement, lab):
             claim = measured(statement, lab)
@@ -99,13 +100,13 @@ def _outcome(statement: Statement, label: str, lab: Lab, out: Path, again: bool)
     return Outcome(statement, claim)
 
 
-def _refuse_place(place: Path) -> None:
+def _require_place(place: Path) -> None:
     """Refuse, before a claim is measured, a place where its record can't or should not be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise FileError(f"cannot write {str(place)!r}: {fault.strerror or fault}.") from fault
-    files.refuse_output(place, overwrite=True)  # the record of an earlier criterion is replaced
+    files.require_output(place, overwrite=True)  # the record of an earlier criterion is replaced
 
 
 def measured(statement: Statement, lab: Lab) -> Claim:
@@ -170,7 +171,7 @@ def record_of(statement: Statement, scale: str, out: str | Path) -> Claim | None
         return None
     old = Claim.load(path)
     same = [getattr(old, name) == getattr(statement, name) for name in ("id", *DECIDING)]
-    return old if all([*same, dict(old.settings) == _recipes(old, scale)]) else None
+    return old if all([*same, _recorded_recipes(old) == _recipes(old, scale)]) else None
 
 
 def current(out: str | Path) -> list[Claim]:
@@ -196,6 +197,15 @@ def trainings(claims: Iterable[Claim]) -> dict[tuple[str, str], tuple[str, str]]
         )
         for claim in claims
         if claim.id in known
+    }
+
+
+def _recorded_recipes(old: Claim) -> dict[str, str]:
+    """Return the recipes of a record in today's names: `lr` was `rate` when the first were measured."""
+    names = {"rate": "lr", "decay": "weight_decay"}
+    return {
+        network: re.sub(r"\b(rate|decay)=", lambda match: f"{names[match[1]]}=", words)
+        for network, words in old.settings.items()
     }
 
 

@@ -21,7 +21,7 @@ from hypothesis import settings
 os.fsync = lambda file: None  # no test cuts the power; processes that tests start write as netkin does
 # the same examples in every run, and none kept on disk
 settings.register_profile("netkin", derandomize=True, database=None, deadline=None, max_examples=60)
-settings.register_profile("quick", settings.get_profile("netkin"), max_examples=15)
+settings.register_profile("quick", settings.get_profile("netkin"), max_examples=8)
 settings.load_profile("netkin")
 
 

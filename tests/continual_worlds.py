@@ -4,7 +4,7 @@ from torch import nn
 
 from netkin.applications.continual import Task
 
-RECIPE = {"epochs": 2, "batch": 16, "rate": 0.05, "progress": False}
+RECIPE = {"epochs": 2, "batch": 16, "lr": 0.05, "progress": False}
 
 
 def small_net():

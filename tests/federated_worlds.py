@@ -6,7 +6,7 @@ from torch import nn
 
 from netkin.representations.filters import AtomConv2d
 
-OPTIONS = {"rounds": 3, "rate": 0.1, "batch": 4, "coefficients": "evolving"}
+OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 4, "coefficients": "evolving"}
 
 
 def network(activation=nn.Tanh):

@@ -42,7 +42,7 @@ def comparison(a="first", b="second", **changes):
     tables = [
         table("cka", replicates=replicates, chunk_sizes=(5, 6, 7)),
         table("gulp", bounds=(0, np.inf), higher_is_closer=False, parameters={"ridge": 0.1}),
-        table("agreement(how=ridge)", kind="worth", parameters={"how": "ridge"}),
+        table("agreement(method=ridge)", kind="score", parameters={"method": "ridge"}),
     ]
     sides = {"layers_a": ("in", "out"), "layers_b": ("in", "out"), "tables": {one.id: one for one in tables}}
     shapes = {"shapes_a": {"in": "pool", "out": "pool"}, "shapes_b": {"in": "pool", "out": "pool"}}
@@ -70,7 +70,7 @@ def ranking():
     sizes, sides = (10, 11, 12), {"layers_a": ("digits",), "layers_b": ("first", "second")}
     values = np.array([[0.2, 0.9]])
     replicates = values + np.random.default_rng(0).normal(size=(3, 1, 2)) / 100
-    facts = {"axes": ("data", "model"), "kind": "worth", "bounds": (-math.inf, math.inf), "missing": {}, **sides}
+    facts = {"axes": ("data", "model"), "kind": "score", "bounds": (-math.inf, math.inf), "missing": {}, **sides}
     tables = {"logme": table("logme", values=values, replicates=replicates, chunk_sizes=sizes, **facts)}
     return Ranking(
         score="logme", tables=tables, costs={"logme": 1.0}, parameters={"first": 10, "second": 20}, data="digits",
@@ -117,7 +117,11 @@ OF_MAPS = {
 }
 
 
-OF_TOKENS = {"tokens": (LINEAR, {"layers": ["0", "1"], "shape": "tokens", "tokens": 8})}
+SAMPLED = {"layers": ["0", "1"], "shape": "tokens", "tokens": 8}
+OF_TOKENS = {
+    "tokens": (LINEAR, {**SAMPLED, "positions": "1:"}),
+    "sequences": (["cka_debiased_by_sequence"], {**SAMPLED, **CHUNKED}),
+}
 
 
 def reader():

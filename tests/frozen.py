@@ -227,6 +227,15 @@ def maps(book: Book) -> None:
         book.ways(f"tokens, {shape}", {"x": x}, {"y": y}, measures=everything, shape=shape, only="merged")
 
 
+def of_sequences(book: Book) -> None:
+    """Tokens by their sequences, all of them and a sample, and at some positions."""
+    x, y = book.world.layers("frozen sequences", 30, (5, 4), (5, 3))
+    asked: dict[str, Any] = {"measures": ["cka_debiased_by_sequence", "cka"], "shape": "tokens"}
+    book.ways("sequences", {"x": x}, {"y": y}, errors=True, chunks=4, **asked)
+    book.ways("sequences, a sample", {"x": x}, {"y": y}, tokens=60, only="merged", **asked)
+    book.ways("sequences, positions", {"x": x}, {"y": y}, positions="1:-1", only="merged", **asked)
+
+
 def images(book: Book) -> None:
     """Conv nets that are fed images."""
     models = conv_model(book.world, "one", 3, 2), conv_model(book.world, "two", 5, 1)
@@ -633,8 +642,8 @@ def half_precision(book: Book) -> None:
 
 
 SCENES = [
-    records, wide, sampled, maps, images, kinds_of_data, ragged, of_gradients, of_weights, many, runs, refusals,
-    engines,
+    records, wide, sampled, maps, of_sequences, images, kinds_of_data, ragged, of_gradients, of_weights, many, runs,
+    refusals, engines,
 ]  # fmt: skip
 SINGLES = [records, wide, maps, images, ragged, of_gradients, of_weights]  # those whose float32 goes other ways
 

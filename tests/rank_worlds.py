@@ -351,12 +351,6 @@ class Exaggerating(Unsized):
     examples = 60
 
 
-def an_offloaded_model(rank, count):
-    from accelerate import cpu_offload
-
-    return call(models=[cpu_offload(model, "cpu") for model in nets()])
-
-
 def a_sharded_model(rank, count):
     from torch.distributed.fsdp import fully_shard
 
@@ -382,7 +376,7 @@ REFUSED = {make.__name__: make for make in [
     a_model_that_crashes, a_model_that_crashes_later, a_table_that_fails, not_a_number, other_weights, other_widths,
     other_activations, other_code,
     a_sampler_of_another_rank, a_sampler_that_drops, samplers_of_other_epochs, a_sampler_that_skips,
-    an_offloaded_model, a_sharded_model,
+    a_sharded_model,
 ]} | PLAIN  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def train(model, steps=2, seed=0):
     batches = [
         (torch.randn(16, 2, 8, 8, generator=draw), torch.randint(3, (16,), generator=draw)) for _ in range(steps)
     ]
-    nk.train(model, batches, epochs=1, rate=0.1, momentum=0.0, seed=seed)
+    nk.train(model, batches, epochs=1, lr=0.1, momentum=0.0, seed=seed)
 
 
 def run(recorder, model, steps=range(4)):

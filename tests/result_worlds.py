@@ -65,7 +65,7 @@ def ranking(models=("a", "b", "c"), errors=True, **changes):
         tables[name] = table_of(
             id=name, name=name, parameters={}, layers_a=("digits",), layers_b=models, values=scale * values,
             higher_is_closer=True, bounds=(-math.inf, math.inf), symmetric=False, convention=f"{name} counts",
-            statistic="Evidence", kind="worth", axes=("data", "model"), **facts,
+            statistic="Evidence", kind="score", axes=("data", "model"), **facts,
         )  # fmt: skip
     facts = {"score": "knn", "tables": tables, "costs": {"knn": 1.0, "logme": 1.0}, "data": "digits", "examples": 54}
     facts |= {

@@ -110,7 +110,7 @@ def test_ctrl_c_as_soon_as_a_file_is_there_leaves_none(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files.fcntl, "flock", pressed)
-    for work in (lambda: files.write_text(tmp_path / "a", "new"), lambda: files.refuse_output(tmp_path / "a")):
+    for work in (lambda: files.write_text(tmp_path / "a", "new"), lambda: files.require_output(tmp_path / "a")):
         with pytest.raises(KeyboardInterrupt):
             work()
         assert not list(tmp_path.iterdir())
@@ -191,6 +191,7 @@ files.write_bytes(sys.argv[1], b"half")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not files.LOCKS, reason="needs locks")
 def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(files.__file__).parents[1])}
@@ -218,7 +219,7 @@ def test_an_input_is_no_output_by_whatever_name(tmp_path, name):
     os.link(tmp_path / "part", tmp_path / "hard")
     names = {"itself": tmp_path / "part", "roundabout": f"{tmp_path}/./../{tmp_path.name}/part"}
     with pytest.raises(FileError, match="--out would write over '.*'; choose another name, or give --overwrite"):
-        files.refuse_output(names.get(name, tmp_path / name), option="--out")
+        files.require_output(names.get(name, tmp_path / name), option="--out")
     assert sorted(os.listdir(tmp_path)) == ["hard", "part", "symbolic"]
 
 
@@ -229,14 +230,14 @@ def test_nothing_else_is_written_over(tmp_path, write):
     with pytest.raises(FileError, match="this would write over '.*'; choose another name, or give `ov") as refusal:
         write(tmp_path / "there", contents)
     assert refusal.value.argument == "overwrite"
-    files.refuse_output(tmp_path / "there", overwrite=True)
+    files.require_output(tmp_path / "there", overwrite=True)
     with pytest.raises(FileError, match="cannot write '.*': it is a folder"):
         write(tmp_path, contents, overwrite=True)
     assert (tmp_path / "there").read_bytes() == b"precious"
     write(tmp_path / "there", contents, overwrite=True)
     (tmp_path / "empty").touch()  # which holds nothing
     for name in ("empty", "new"):
-        files.refuse_output(tmp_path / name)
+        files.require_output(tmp_path / name)
         write(tmp_path / name, contents)
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"new"}
 
@@ -244,19 +245,19 @@ def test_nothing_else_is_written_over(tmp_path, write):
 def test_a_place_that_cannot_be_written_is_found_before(tmp_path, monkeypatch):
     for path in (tmp_path / "gone" / "f", tmp_path / ("f" * 300)):
         with pytest.raises(FileError, match="cannot write '"):
-            files.refuse_output(path)
+            files.require_output(path)
 
     def full(number):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FileError, match="cannot write '.*f': No space left on device"):
-        files.refuse_output(tmp_path / "f")
+        files.require_output(tmp_path / "f")
     monkeypatch.undo()
     files.write(tmp_path / "f", "series", {}, ARRAYS)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(FileError, match="cannot write '.*f': the file is write-protected"):
-        files.refuse_output(tmp_path / "f", overwrite=True)
+        files.require_output(tmp_path / "f", overwrite=True)
     assert os.listdir(tmp_path) == ["f"]
 
 

@@ -33,8 +33,14 @@ def scenes_of(dtype):
     return frozen.SCENES if dtype == "f64" else frozen.SINGLES if dtype == "f32" else [frozen.half_precision]
 
 
+LONG = (frozen.images, frozen.maps, frozen.many)  # of which other scenes and `test_golden.py` have the arithmetic
 CASES = [
-    pytest.param(dtype, scene, marks=[pytest.mark.slow] * (dtype == "f32"), id=f"{dtype}-{scene.__name__}")
+    pytest.param(
+        dtype,
+        scene,
+        marks=[pytest.mark.slow] * (dtype in ("f32", "bf16") or scene in LONG),
+        id=f"{dtype}-{scene.__name__}",
+    )
     for dtype in frozen.DTYPES
     for scene in scenes_of(dtype)
 ]

@@ -15,6 +15,7 @@ from netkin import files
 from netkin.cli import cli
 from netkin.errors import FileError, NetkinError
 from netkin.results.packing import READERS, RESULTS
+from quickly import slow_after, slow_but
 from tests.file_worlds import WHOLE, network, use, write_harmed, write_whole
 
 # of each file; as for properties that hypothesis tests, the everyday run tries fewer
@@ -128,7 +129,7 @@ def test_work_goes_on_from_harmed_parts_or_refuses_them(tmp_path, name):
     assert all("harmed" in refusal for refusal in refused)
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", slow_after(8, WHOLE))
 @pytest.mark.filterwarnings("ignore")
 def test_whole_files_open_and_can_be_used(whole, name):
     found = opened(whole / name)
@@ -138,7 +139,7 @@ def test_whole_files_open_and_can_be_used(whole, name):
     assert found
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", slow_but(WHOLE, *list(WHOLE)[::4]))
 def test_a_flipped_bit_is_found_wherever_it_lies(whole, tmp_path, name):
     contents, draw = (whole / name).read_bytes(), random.Random(name)
     start = 8 + int.from_bytes(contents[:8], "little")  # of the arrays

@@ -14,14 +14,17 @@ from netkin.cli import cli
 from netkin.comparing.compare import compare
 from netkin.comparing.many_models import compare_many
 from netkin.measures import registry
-from netkin.sources import examples, load_model
+from netkin.representations import activations
+from netkin.sources import examples, load_data, load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "first-comparison", "choosing-a-measure", "conv-layers-and-tokens", "comparing-many-models", "reading-a-report",
-    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "gradients",
+    "adding-a-measure", "adding-a-statistic", "collecting", "own-training-loop", "compression", "diff", "diff-story",
+    "gradients",
     "learning-dynamics", "continual", "federated", "cka-sparsity", "sparse-training", "dropping-tokens",
-    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "training",
+    "freeze-training", "interpretation", "jobs", "recommend", "reproducing", "stitching", "subspaces", "text",
+    "training", "two-language-models",
 ]  # fmt: skip
 LONG = {"compression", "gradients", "stitching"}  # their data are a third of the digits; the networks have seen all
 FEW = {"train": slice(500), "test": slice(1437, 1587)}
@@ -31,7 +34,6 @@ QUICK = {
     "adding-a-measure",
     "adding-a-statistic",
     "diff",
-    "interpretation",
     "jobs",
 }
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
@@ -52,12 +54,13 @@ def saved_weights():
 
 
 def saved_versions():
-    """Save the weights of a network before and after one layer was changed."""
+    """Save the weights of a network before and after one layer was changed, and what its layers then give."""
     model = load_model("netkin:digits")
     torch.save(model.state_dict(), "before.pt")
     with torch.no_grad():
         model.get_submodule("conv3").weight *= 1.01
     torch.save(model.state_dict(), "after.pt")
+    activations(model, "conv*", load_data("digits:test"), shape="dft", save="after-states", progress=False)
 
 
 BEFORE = {"diff": saved_versions, "reading-a-report": saved_results, "recommend": saved_weights}

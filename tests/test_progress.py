@@ -8,7 +8,8 @@ from tqdm import tqdm
 
 from netkin import progress
 from netkin.errors import InvalidValue
-from netkin.progress import reported, reporting, showing
+from netkin.progress import reporting, showing, with_progress
+from refusals import refused
 
 
 class Terminal(io.StringIO):
@@ -91,7 +92,7 @@ def test_a_function_may_end_the_work(clock):
         raise KeyboardInterrupt(f"{what}: {done} of {total}")
 
     def work():
-        for _ in reported(range(9), "reading", "examples", end):
+        for _ in with_progress(range(9), "reading", "examples", end):
             clock.now += 1
 
     with pytest.raises(KeyboardInterrupt, match="reading: 1 of 9"):
@@ -99,18 +100,18 @@ def test_a_function_may_end_the_work(clock):
 
 
 def test_items_are_counted_as_they_pass(clock, calls):
-    for _ in reported(["a", "b"], "measuring", "pairs", calls.note):
+    for _ in with_progress(["a", "b"], "measuring", "pairs", calls.note):
         clock.now += 1
     assert calls == [(1, 2, "measuring"), (2, 2, "measuring")]
     calls.clear()
-    assert list(reported(iter("abc"), "measuring", "pairs", calls.note, total=7)) == ["a", "b", "c"]
-    assert list(reported(iter(""), "measuring", "pairs", calls.note)) == []
+    assert list(with_progress(iter("abc"), "measuring", "pairs", calls.note, total=7)) == ["a", "b", "c"]
+    assert list(with_progress(iter(""), "measuring", "pairs", calls.note)) == []
     assert calls == [(3, 7, "measuring"), (0, None, "measuring")]
 
 
 def test_a_terminal_shows_a_bar(shown_on):
     terminal = shown_on(Terminal())
-    assert list(reported(range(3), "measuring", "pairs")) == [0, 1, 2]
+    assert list(with_progress(range(3), "measuring", "pairs")) == [0, 1, 2]
     assert "measuring" in terminal.getvalue()
     assert "/3 [" in terminal.getvalue()
     assert "pairs" in terminal.getvalue()
@@ -122,48 +123,48 @@ def test_slow_work_is_told_in_units_a_second():
 
 def test_nothing_is_shown_where_it_is_not_wanted(shown_on):
     terminal = shown_on(Terminal())
-    list(reported(range(3), "measuring", "pairs", False))
+    list(with_progress(range(3), "measuring", "pairs", False))
     with showing(False):
-        list(reported(range(3), "measuring", "pairs"))
+        list(with_progress(range(3), "measuring", "pairs"))
         with showing(None):
-            list(reported(range(3), "measuring", "pairs"))
+            list(with_progress(range(3), "measuring", "pairs"))
     assert terminal.getvalue() == ""
-    list(reported(range(3), "measuring", "pairs"))
+    list(with_progress(range(3), "measuring", "pairs"))
     assert terminal.getvalue() != ""
 
 
 def test_a_file_gets_no_bar(shown_on):
     file = shown_on(io.StringIO())
-    assert list(reported(range(3), "measuring", "pairs")) == [0, 1, 2]
+    assert list(with_progress(range(3), "measuring", "pairs")) == [0, 1, 2]
     assert file.getvalue() == ""
 
 
 def test_a_long_call_hands_its_choice_on(calls):
     with showing(calls.note):
-        list(reported("ab", "inner", "pairs"))
-        list(reported("abc", "quiet", "pairs", False))
+        list(with_progress("ab", "inner", "pairs"))
+        list(with_progress("abc", "quiet", "pairs", False))
     assert calls == [(2, 2, "inner")]
 
 
 @pytest.mark.parametrize("odd", [True, 3, "yes"])
 def test_what_is_no_progress_is_refused(odd):
-    with pytest.raises(InvalidValue, match=r"`progress` is None .* or a function of \(done, total, what\); got"):
-        list(reported("ab", "inner", "pairs", odd))
+    with refused(InvalidValue, "progress"):
+        list(with_progress("ab", "inner", "pairs", odd))
 
 
 def test_progress_names_what_it_is_about(calls):
     with showing(calls.note), progress.about("convnet"):
-        list(reported("ab", "training", "steps"))
+        list(with_progress("ab", "training", "steps"))
         with progress.about("resnet"):
-            list(reported("ab", "training", "steps"))
+            list(with_progress("ab", "training", "steps"))
     assert calls == [(2, 2, "training (convnet)"), (2, 2, "training (resnet)")]
 
 
 def test_what_is_waited_for_is_announced(shown_on, calls):
-    with progress.showing(calls.note), progress.announced("starting Ray"):
+    with progress.showing(calls.note), progress.announce("starting Ray"):
         assert calls == [(0, None, "starting Ray")]
     terminal = shown_on(Terminal())
-    with progress.announced("starting Ray"):
+    with progress.announce("starting Ray"):
         assert "starting Ray ..." in terminal.getvalue()
-    with progress.showing(False), progress.announced("in silence"):
+    with progress.showing(False), progress.announce("in silence"):
         assert "silence" not in terminal.getvalue()

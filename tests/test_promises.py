@@ -109,7 +109,7 @@ def refuses(call, *given, **options):
 
 
 @pytest.mark.parametrize("options", WORK, ids=lambda options: f"{options['measures']}")
-@pytest.mark.parametrize("streamed", [False, True], ids=["an array", "batches"])
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["an array", "batches"])
 def test_what_the_plan_refuses_the_work_refuses_and_nothing_else_does(nets, inputs, options, streamed):
     data = list(inputs.split(16)) if streamed else inputs
     planned = [bool(nk.explain(*nets[:2], data, **options, memory=limit, progress=False).refused) for limit in LIMITS]

@@ -89,9 +89,8 @@ def trespasses(path, house=HOUSE):
             yield f"{where}; {own!r} must be readable without torch."
 
 
-@pytest.mark.parametrize("path", sorted(HOUSE.rglob("*.py")), ids=lambda path: str(path.relative_to(HOUSE)))
-def test_imports_look_to_the_left(path):
-    found = list(trespasses(path))
+def test_imports_look_to_the_left():
+    found = [sentence for path in sorted(HOUSE.rglob("*.py")) for sentence in trespasses(path)]
     assert not found, "\n".join(["the table in tests/test_rooms.py does not allow this:", *found])
 
 
@@ -109,11 +108,8 @@ def neighbours(path, house=HOUSE):
             yield f"src/netkin/{path.relative_to(house)}:{line} imports {name}; the applications don't know each other."
 
 
-@pytest.mark.parametrize(
-    "path", sorted((HOUSE / "applications").rglob("*.py")), ids=lambda path: str(path.relative_to(HOUSE))
-)
-def test_no_application_imports_another(path):
-    found = list(neighbours(path))
+def test_no_application_imports_another():
+    found = [sentence for path in sorted((HOUSE / "applications").rglob("*.py")) for sentence in neighbours(path)]
     assert not found, "\n".join(found)
 
 

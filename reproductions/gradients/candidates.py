@@ -44,8 +44,12 @@ class Setting:
     iterations: int  # of the probe's optimiser
 
 
-_TRAINING = Recipe(steps=800, batch=512, rate=0.1, decay=5e-4, schedule="cosine", warmup=50, precision="auto", shift=4)
-_TUNING = Recipe(epochs=12, batch=250, rate=0.02, decay=5e-4, schedule="cosine", warmup=1, precision="auto", shift=4)
+_TRAINING = Recipe(
+    steps=800, batch=512, lr=0.1, weight_decay=5e-4, schedule="cosine", warmup=50, precision="auto", shift=4
+)
+_TUNING = Recipe(
+    epochs=12, batch=250, lr=0.02, weight_decay=5e-4, schedule="cosine", warmup=1, precision="auto", shift=4
+)
 SETTINGS = {
     "cpu": Setting(
         _TRAINING.but(steps=160, batch=100, warmup=10), (20, 160), _TUNING.but(epochs=4, batch=50), 500, 500, 50

@@ -251,7 +251,7 @@ def _parts() -> tuple[str, ...]:
 def one_epoch(train: Labelled, test: Labelled, classes: int, own: Setting, rate: float, seed: int) -> float:
     """Return the accuracy of a new last layer after one epoch."""
     head = seeded(lambda: nn.Linear(train[0].shape[1], classes), seed).to(train[0].device)
-    recipe = Recipe(epochs=1, batch=own.batch, rate=rate, decay=DECAY)
+    recipe = Recipe(epochs=1, batch=own.batch, lr=rate, weight_decay=DECAY)
     return training.train(head, train, recipe, test=test, seed=seed, progress=False)[-1]["accuracy"]
 
 

@@ -143,7 +143,7 @@ def with_itself(lab: Lab, task: tuple[str, float]) -> dict[str, dict[str, Any]]:
     stitch = nk.stitch(
         model, layer, model, layer, fitting(lab), "task_loss", judging(lab),
         init="identity", cka_penalty=penalty, cka_of="examples", epochs=EPOCHS[lab.scale], batch=BATCH[lab.scale],
-        rate=RATE[lab.scale], memory=SETTINGS[lab.scale].options["memory"],
+        lr=RATE[lab.scale], memory=SETTINGS[lab.scale].options["memory"],
         validation=judging(lab, count=SEEN), sample=SEEN,
     )  # fmt: skip
     ends = {

@@ -225,5 +225,5 @@ def _recipe(lab: Lab, kind: Kind) -> Recipe:
         share = len(lab.images().train_images) / len(images(lab, kind.data).train_images)
         recipe = recipe.but(epochs=round((recipe.epochs or 1) * share))
     if kind.optimizer == "adam":
-        return recipe.but(optimizer="adam", rate=ADAM if kind.norm else ADAM / 2, decay=0.0)
-    return recipe if kind.norm else recipe.but(rate=recipe.rate * PLAIN)
+        return recipe.but(optimizer="adam", lr=ADAM if kind.norm else ADAM / 2, weight_decay=0.0)
+    return recipe if kind.norm else recipe.but(lr=recipe.lr * PLAIN)

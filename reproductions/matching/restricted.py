@@ -30,7 +30,7 @@ AT_FULL_RANK = {SVD: "least squares", TRAINED: TRAINED}  # what the two ways are
 SPARSE = {"cpu": ("Layer 5",), "gpu": ("Layer 3", "Layer 5")}
 ALPHAS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 PENALTIES = {"cpu": (0.03, 0.1, 0.2, 0.4), "gpu": (0.03, 0.06, 0.1, 0.2, 0.3, 0.5)}
-LONGER = {"cpu": {"rate": 1e-2, "epochs": 4, "every": 40}, "gpu": {"rate": 3e-3, "epochs": 20, "every": 1000}}
+LONGER = {"cpu": {"lr": 1e-2, "epochs": 4, "every": 40}, "gpu": {"lr": 3e-3, "epochs": 20, "every": 1000}}
 BETWEEN = (0.80, 0.85, 0.90)
 GRID = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 MEANINGFUL = "relative accuracy of task loss matching at 80 to 90% sparsity"
@@ -144,7 +144,7 @@ def direct(pair: tuple[str, str], layer: str) -> list[Wanted]:
 
 def trained(lab: Lab, pair: tuple[str, str], layer: str) -> list[Wanted]:
     """Return the stitches by task loss, without and with a penalty."""
-    return [task_loss(pair, layer, l1=l1, decay=0.0, **LONGER[lab.scale]) for l1 in (0.0, *PENALTIES[lab.scale])]
+    return [task_loss(pair, layer, l1=l1, weight_decay=0.0, **LONGER[lab.scale]) for l1 in (0.0, *PENALTIES[lab.scale])]
 
 
 @torch.no_grad()

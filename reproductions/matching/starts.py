@@ -17,7 +17,7 @@ from reproductions.matching.stitches import judging, length, made, origin, share
 LAYER = "Layer 3"
 STARTS = {"cpu": 5, "gpu": 20}
 PAIRS = {"cpu": 5, "gpu": 10}  # the paper has ten
-LONGER = {"cpu": {"epochs": 8, "rate": 1e-2, "every": 160}, "gpu": {"epochs": 15, "rate": 5e-3, "every": 750}}
+LONGER = {"cpu": {"epochs": 8, "lr": 1e-2, "every": 160}, "gpu": {"epochs": 15, "lr": 5e-3, "every": 750}}
 EARLY, LATE = {"cpu": (2, 3), "gpu": (1, 2, 3)}, {"cpu": (6, 8), "gpu": (4, 6, 8)}
 GOOD, SAME = 0.80, 0.05
 TEST = {"cpu": 500, "gpu": 2_000}

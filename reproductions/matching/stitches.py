@@ -42,7 +42,7 @@ class Setting:
     def options(self) -> dict[str, Any]:
         """The options of training."""
         own = {name: getattr(self, name) for name in ("epochs", "batch", "every", "sample")}
-        return own | {"rate": 1e-3, "decay": 1e-4, "memory": 16 * 2**30}
+        return own | {"lr": 1e-3, "weight_decay": 1e-4, "memory": 16 * 2**30}
 
 
 SETTINGS = {
@@ -65,13 +65,13 @@ class Wanted:
     a: str
     b: str
     layer: str
-    how: str = "least_squares"
+    method: str = "least_squares"
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def trained(self) -> bool:
         """Whether it takes a training of its own."""
-        return self.how == "task_loss"
+        return self.method == "task_loss"
 
 
 def task_loss(pair: tuple[str, str], layer: str, **options: Any) -> Wanted:
@@ -137,11 +137,11 @@ def make(lab: Lab, wanted: list[Wanted]) -> None:
     if wanted[0].trained:
         (one,) = wanted
         options = setting.options | dict(one.options)
-        stitches = {one: nk.stitch(a, one.layer, b, one.layer, data, one.how, test, **options)}
+        stitches = {one: nk.stitch(a, one.layer, b, one.layer, data, one.method, test, **options)}
     else:
-        layers, hows = (list(dict.fromkeys(getattr(one, name) for one in wanted)) for name in ("layer", "how"))
-        found = fit_all(a, b, [(layer, layer) for layer in layers], data, hows, test)
-        stitches = {one: found[(one.layer, one.layer), one.how] for one in wanted}
+        layers, methods = (list(dict.fromkeys(getattr(one, name) for one in wanted)) for name in ("layer", "method"))
+        found = fit_all(a, b, [(layer, layer) for layer in layers], data, methods, test)
+        stitches = {one: found[(one.layer, one.layer), one.method] for one in wanted}
     for one, stitch in stitches.items():
         place(lab, one).parent.mkdir(parents=True, exist_ok=True)
         stitch.save(place(lab, one), overwrite=True)
@@ -163,8 +163,15 @@ def place(lab: Lab, one: Wanted) -> Path:
     """Return where a stitch is kept."""
     setting = SETTINGS[lab.scale]
     options = setting.options | dict(one.options) if one.trained else {}
-    facts = [lab.scale, _weights_key(lab, one.a), _weights_key(lab, one.b), one.layer, one.how, sorted(options.items())]
-    text = json.dumps([*facts, setting.fit, setting.test, lab.images().words])
+    facts = [
+        lab.scale,
+        _weights_key(lab, one.a),
+        _weights_key(lab, one.b),
+        one.layer,
+        one.method,
+        sorted(options.items()),
+    ]
+    text = json.dumps([*facts, sorted(options.items()), setting.fit, setting.test, lab.images().words])
     return lab.cache / "stitches" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.netkin"
 
 

@@ -34,8 +34,8 @@ NET = "vit-tokens"
 SEEDS = {"cpu": 3, "gpu": 5}
 KEEPS = (0.7, 0.9)  # of the tokens, at each of three stages
 FINE: dict[str, dict[str, Any]] = {  # how dropping is learnt after the training of all tokens
-    "cpu": {"steps": 60, "rate": 5e-4, "warmup": 10},
-    "gpu": {"epochs": None, "steps": 120, "rate": 2e-4, "warmup": 10},
+    "cpu": {"steps": 60, "lr": 5e-4, "warmup": 10},
+    "gpu": {"epochs": None, "steps": 120, "lr": 2e-4, "warmup": 10},
 }
 WAYS: dict[str, dict[str, Any]] = {
     "predicted": {"predict": True, "similarity": False},

@@ -104,7 +104,7 @@ def measured_whole(lab: Lab, cases: Iterable[Case]) -> dict[Case, Found]:
         raise InvalidValue(
             f"{len(failed)} of {len(found)} networks have weights that are no numbers, so that the similarity of their "
             f"layers does not exist; the first is {one.net}, {one.arm} of strength {one.strength:g}, seed {one.seed}: "
-            f"{found[one]['failed']}. Lower the rate in its recipe, or leave that strength out."
+            f"{found[one]['failed']}. Lower `lr` in its recipe, or leave that strength out."
         )
     return found
 
@@ -138,7 +138,7 @@ def trained(lab: Lab, case: Case) -> Found:
     images, model = pictures(lab, case.of), fresh(lab, case)
     data, test = parts(images, HELD_OUT[lab.scale] if case.held_out else 0)
     recipe = lab.recipe(case.net).recipe
-    recipe = recipe.but(decay=case.strength) if case.arm == "decay" else recipe
+    recipe = recipe.but(weight_decay=case.strength) if case.arm == "decay" else recipe
     with term(model, case) as hook:
         try:
             history = train(model, data, recipe, seed=case.seed, hooks=[hook], progress=False)

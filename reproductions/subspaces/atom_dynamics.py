@@ -24,8 +24,8 @@ from reproductions.subspaces.nets import WORDS, atoms_of, copies, recipe, start,
 NET = "vgg11"
 SEEDS = {"cpu": 3, "gpu": 5}
 TRAINING: dict[str, dict[str, Any]] = {
-    "cpu": {"epochs": 12, "batch": 50, "rate": 0.05},
-    "gpu": {"epochs": 20, "batch": 256, "rate": 0.1},
+    "cpu": {"epochs": 12, "batch": 50, "lr": 0.05},
+    "gpu": {"epochs": 20, "batch": 256, "lr": 0.1},
 }
 MARK, MARKS = 0.99, (0.99, 0.999)
 SHOWN = (0, 3, 7)  # the layers of Fig. 4d to f, counted from 0
@@ -72,7 +72,7 @@ def bottom_up(lab: Lab) -> Finding:
     measured["test accuracy"] = Measured.over(one["accuracy"] for one in found)
     own = TRAINING[lab.scale]
     note = (
-        f"{own['epochs']} epochs of batches of {own['batch']}, the rate falling as a cosine from {own['rate']:g}; the "
+        f"{own['epochs']} epochs of batches of {own['batch']}, the rate falling as a cosine from {own['lr']:g}; the "
         "paper trains AlexNet on CIFAR-100 for 150 epochs and VGG11 on ImageNet for 20. A layer that is settled only "
         "after the last epoch has the share 1."
     )
@@ -104,7 +104,7 @@ def watched(
     name: str,
     models: Sequence[nn.Module],
     data: Sequence[tuple[Tensor, Tensor]],
-    look_at: Sequence[int],
+    callback_steps: Sequence[int],
     seeds: Sequence[int],
     **changes: Any,
 ) -> list[list[dict[str, Tensor]]]:
@@ -115,17 +115,17 @@ def watched(
         name: The architecture.
         models: The networks, which are trained in place.
         data: Images and labels for each.
-        look_at: After which steps; 0 is before the first.
+        callback_steps: After which steps; 0 is before the first.
         seeds: Of the order of the examples, one for each.
         **changes: Settings of the recipe that are other than in the laboratory.
     """
     kept: list[dict[int, dict[str, Tensor]]] = [{} for _ in models]
 
-    def look(number: int, model: nn.Module, step: int) -> None:
+    def callback(number: int, model: nn.Module, step: int) -> None:
         kept[number][step] = atoms_of(model)
 
-    train_all(lab, name, models, data, seeds=seeds, look=look, look_at=look_at, **changes)
-    return [[own[step] for step in look_at] for own in kept]
+    train_all(lab, name, models, data, seeds=seeds, callback=callback, callback_steps=callback_steps, **changes)
+    return [[own[step] for step in callback_steps] for own in kept]
 
 
 def between_times(states: Series) -> list[list[list[float]]]:
@@ -244,11 +244,11 @@ def parted(lab: Lab, task: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the differences of networks of two tasks, and in the controls, times × layers, of each start."""
     net, *seeds = task
     own, every = TASK_TRAINING[lab.scale], tasks(lab)
-    look_at = [round(k * own["steps"] / TIMES) for k in range(TIMES + 1)]
+    callback_steps = [round(k * own["steps"] / TIMES) for k in range(TIMES + 1)]
     sets = [every[2 * seed + k] for seed in seeds for k in (0, 1, 0)]  # a task, another, and the first again
     models = [model for seed in seeds for model in copies(start(lab, net, seed), 3)]
     orders = [10 * seed + k for seed in seeds for k in range(3)]
-    runs = watched(lab, net, models, [one.train for one in sets], look_at, orders, rate=TASK_RATES[net], **own)
+    runs = watched(lab, net, models, [one.train for one in sets], callback_steps, orders, lr=TASK_RATES[net], **own)
     found = []
     for k, seed in enumerate(seeds):
         first, other, again = runs[3 * k : 3 * k + 3]

@@ -45,7 +45,7 @@ class Setting:
     seeds: int
 
 
-_RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
+_RECIPE = Recipe(epochs=5, batch=25, lr=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(6, 3, 4, (1, 2, 4), _RECIPE.but(batch=16), 3),
     "gpu": Setting(20, 5, 20, (1, 4, 8), _RECIPE, 5),
@@ -198,7 +198,7 @@ def trained_clients(begin: nn.Module, clients: Clients, setting: Setting, seed: 
     with tempfile.TemporaryDirectory() as folder:
         return [
             nk.federate(
-                begin, clients, "local", coefficients="fixed", rounds=rounds, recipe=setting.recipe, how="stacked",
+                begin, clients, "local", coefficients="fixed", rounds=rounds, recipe=setting.recipe, method="stacked",
                 seed=seed, save=Path(folder) / "clients.netkin", progress=False,
             )
             for rounds in setting.stages

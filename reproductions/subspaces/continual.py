@@ -36,10 +36,10 @@ class Setting:
     seeds: int
 
 
-_RECIPE = Recipe(epochs=10, batch=64, rate=0.02, momentum=0.9, shift=4, flip=True, drop_last=True)
+_RECIPE = Recipe(epochs=10, batch=64, lr=0.02, momentum=0.9, shift=4, flip=True, drop_last=True)
 SETTINGS = {
-    "cpu": Setting(4, _RECIPE.but(epochs=4, batch=50, shift=2), Recipe(epochs=2, batch=50, rate=0.02), 10, 100, 3),
-    "gpu": Setting(32, _RECIPE.but(clip=1.0), Recipe(epochs=5, batch=64, rate=0.01), 50, 1_000, 5),
+    "cpu": Setting(4, _RECIPE.but(epochs=4, batch=50, shift=2), Recipe(epochs=2, batch=50, lr=0.02), 10, 100, 3),
+    "gpu": Setting(32, _RECIPE.but(clip=1.0), Recipe(epochs=5, batch=64, lr=0.01), 50, 1_000, 5),
 }
 BESIDE = ("finetune", "ewc", "replay", "joint")
 SIMILARITIES = {"atom_cosine": "atoms", "cca_rms": "CCA", "cka": "CKA"}

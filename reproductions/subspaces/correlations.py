@@ -37,8 +37,8 @@ from reproductions.subspaces.pairs import (
 FEW_ATOMS = 6  # with nine the span of the atoms is everything, and Grassmann 1
 STARTS = {"cpu": {"resnet18": 1, "alexnet": 2}, "gpu": {"resnet18": 3, "alexnet": 5}}
 TRAINING: dict[str, dict[str, dict[str, Any]]] = {  # at rates that move atoms
-    "cpu": {"resnet18": {"steps": 100, "rate": 0.3}, "alexnet": {"rate": 0.1, "clip": 1.0}},
-    "gpu": {"resnet18": {"rate": 0.1}, "alexnet": {"rate": 0.1, "clip": 1.0}},
+    "cpu": {"resnet18": {"steps": 100, "lr": 0.3}, "alexnet": {"lr": 0.1, "clip": 1.0}},
+    "gpu": {"resnet18": {"lr": 0.1}, "alexnet": {"lr": 0.1, "clip": 1.0}},
 }
 WORKED = ("resnet18", "alexnet")
 HIGH = 0.8

@@ -27,8 +27,8 @@ from reproductions.subspaces.pairs import ATOM, CCA, correlation, covariances, p
 STARTS = {"cpu": 3, "gpu": 5}
 SHARES = (0.0, 1.0, 10.0)  # of the term in the loss of guesses, both before training
 TRAINING: dict[str, dict[str, Any]] = {  # the term would make gradients large at first
-    "cpu": {"steps": 100, "rate": 0.1, "clip": 1.0},
-    "gpu": {"rate": 0.1, "clip": 1.0},
+    "cpu": {"steps": 100, "lr": 0.1, "clip": 1.0},
+    "gpu": {"lr": 0.1, "clip": 1.0},
 }
 NEAR = 0.95
 NUMBER = "correlation of atoms with CCA at the largest β"

@@ -32,8 +32,8 @@ from reproductions.subspaces.nets import WORDS, atoms_of, recipe, shuffled, star
 NET = "vgg11"
 STARTS = {"cpu": 3, "gpu": 5}
 TRAINING: dict[str, dict[str, Any]] = {
-    "cpu": {"steps": 200, "batch": 50, "rate": 0.05},
-    "gpu": {"steps": 500, "batch": 256, "rate": 0.1},
+    "cpu": {"steps": 200, "batch": 50, "lr": 0.05},
+    "gpu": {"steps": 500, "batch": 256, "lr": 0.1},
 }
 PROBED = {"cpu": 500, "gpu": 1_000}  # images of each probe
 PROBES = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "svhn": "SVHN", "mnist": "MNIST", "noise": "Gaussian noise"}
@@ -205,7 +205,7 @@ def in_words(lab: Lab, found: Sequence[Family]) -> str:
     changed = recipe(lab, NET).but(**TRAINING[lab.scale])
     return (
         f"{WORDS[NET]} with 9 atoms a layer, {len(found)} starts; atoms and the head are trained for {changed.steps:,} "
-        f"steps of {changed.batch} images at a rate of {changed.rate:g}; coefficients and the scales of batch norms "
+        f"steps of {changed.batch} images at a rate of {changed.lr:g}; coefficients and the scales of batch norms "
         f"are fixed. Test accuracy: {', '.join(f'{words} {100 * own:.0f}%' for words, own in right.items())}. The "
         "paper names neither the architecture nor the training here, and its CelebA is not among the probes."
     )

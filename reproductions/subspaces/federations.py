@@ -47,7 +47,7 @@ class Setting:
     seeds: int
 
 
-_RECIPE = Recipe(epochs=5, batch=25, rate=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
+_RECIPE = Recipe(epochs=5, batch=25, lr=0.01, momentum=0.9, drop_last=True)  # rate and momentum of section A.2
 SETTINGS = {
     "cpu": Setting(
         12, {"cifar100": 15, "cifar10": 6}, 1 / 3, {"cifar100": 4, "cifar10": 3}, _RECIPE.but(epochs=2, batch=10), 2,
@@ -115,7 +115,7 @@ def federated(lab: Lab, begin: nn.Module, split: ClientSplit, name: str, how: tu
     return nk.federate(
         begin, split.train, how[0], coefficients=how[1], test=split.test, rounds=setting.rounds[name],
         client_fraction=setting.share, recipe=setting.recipe, finetune=setting.finetune, public=public,
-        pretrain_epochs=setting.pretrain, how="stacked", seed=seed, progress=False,
+        pretrain_epochs=setting.pretrain, method="stacked", seed=seed, progress=False,
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def joined(lab: Lab, task: Sequence[Any]) -> dict[str, dict[str, float]]:
     begin = network(lab.scale, len(images(lab, "cifar100").classes), seed).to(lab.device)
     found = federated(lab, begin, split, "cifar100", BASES[base], seed)
     alike, seconds = similarities(lab, found, begin, seed)
-    options = {"recipe": setting.tuning, "how": "stacked", "seed": seed, "progress": False}
+    options = {"recipe": setting.tuning, "method": "stacked", "seed": seed, "progress": False}
 
     def accuracy(
         by: str, choose: str = "similar", members: int = MEMBERS, part: str = "together", **more: Any

@@ -89,8 +89,8 @@ def train_all(
     data_of_each: Sequence[Data],
     *,
     seeds: Sequence[int] | None = None,
-    look: Any = None,
-    look_at: Collection[int] = (),
+    callback: Any = None,
+    callback_steps: Collection[int] = (),
     **changes: Any,
 ) -> list[nn.Module]:
     """Train networks by the recipe of `name`, several at once, and return them in evaluation mode.
@@ -101,23 +101,23 @@ def train_all(
         models: The networks, each of them a copy of its own.
         data_of_each: Images and labels for each.
         seeds: Of the order of the examples, one for each; 0, 1, 2, ... if not given.
-        look: A function of ``(number, model, step)`` that may read a network on its way.
-        look_at: After which steps it is called; 0 is before the first.
+        callback: A function of ``(number, model, step)`` that may read a network on its way.
+        callback_steps: After which steps it is called; 0 is before the first.
         **changes: Settings of the recipe that are other than there, and options of `train_many`.
     """
     seeds = range(len(models)) if seeds is None else seeds
     for first in range(0, len(models), TOGETHER):
         some = slice(first, first + TOGETHER)
-        seen = None if look is None else _counted_from(look, first)
+        seen = None if callback is None else _counted_from(callback, first)
         train_many(
             models[some], data_of_each=data_of_each[some], recipe=recipe(lab, name), seeds=list(seeds[some]),
-            look=seen, look_at=look_at, progress=False, **changes,
+            callback=seen, callback_steps=callback_steps, progress=False, **changes,
         )  # fmt: skip
     return [model.eval() for model in models]
 
 
-def _counted_from(look: Any, first: int) -> Any:
-    return lambda number, model, step: look(first + number, model, step)
+def _counted_from(callback: Any, first: int) -> Any:
+    return lambda number, model, step: callback(first + number, model, step)
 
 
 def copies(model: nn.Module, count: int) -> list[nn.Module]:

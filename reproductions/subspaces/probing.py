@@ -228,7 +228,7 @@ def _set_curve(found: Sequence[Family]) -> dict[str, dict[str, list[Any]]]:
 
 COUNT = 1_000  # examples that a network is trained on, and of each probe
 CHANNELS = 16
-FITTING = Recipe(steps=200, batch=100, rate=0.05)
+FITTING = Recipe(steps=200, batch=100, lr=0.05)
 TRIALS = 5
 OWN, ORTHOGONAL = "the training data", "orthogonal probes"
 SIMILAR = "atom similarity"

@@ -20,7 +20,7 @@ from reproductions.laboratory import Lab
 from reproductions.recipes import length_words
 
 WIDTH, POINTS, PENULTIMATE = 200, 513, "7"
-RECIPE = Recipe(steps=1000, batch=POINTS, rate=1e-3, optimizer="adam", schedule="cosine", order="given")
+RECIPE = Recipe(steps=1000, batch=POINTS, lr=1e-3, optimizer="adam", schedule="cosine", order="given")
 PAIRS, SHOWN = 5, 5  # pairs of networks, and how many neurons or directions of each are looked at
 NEURONS, SVD, SVCCA = "neurons of highest activation", "SVD directions", "SVCCA directions"
 ALIKE = f"mean correlation of the first {SHOWN} {SVCCA}"

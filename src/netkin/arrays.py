@@ -26,7 +26,8 @@ def as_tensor(array: Any, name: str = "X") -> Tensor:
     tensor = array if isinstance(array, Tensor) else _imported(array, name)
     if tensor.is_complex():
         raise InvalidValue(
-            f"`{name}` holds complex numbers ({_dtype(tensor)}); pass its real and imaginary parts instead."
+            f"`{name}` holds complex numbers ({_dtype(tensor)}); pass its real and imaginary parts instead.",
+            argument=_argument(name),
         )
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
@@ -39,13 +40,22 @@ def as_matrix(array: Any, name: str = "X", *, check: bool = True) -> Tensor:
     if tensor.ndim != 2:
         raise ShapeError(
             f"`{name}` must be a matrix with one row per example; got shape {tuple(tensor.shape)}. "
-            f"Choose what an example is first: `flatten({name})`, `pool({name})`, or `positions({name})`."
+            f"Choose what an example is first: `flatten({name})`, `pool({name})`, or `positions({name})`.",
+            argument=_argument(name),
         )
     if 0 in tensor.shape:
-        raise ShapeError(f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.")
+        raise ShapeError(
+            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one feature.",
+            argument=_argument(name),
+        )
     if check:
         require_finite(tensor, f"`{name}`")
     return tensor
+
+
+def _argument(name: str) -> str | None:
+    """Return the argument of that name; what a layer gave, as "a/conv1", is none."""
+    return None if "/" in name else name
 
 
 def resolution_of(array: Any, matrix: Tensor) -> float:
@@ -59,9 +69,15 @@ def as_maps(array: Any, name: str = "X") -> Tensor:
     """Return `array` as float feature maps, examples × channels × space; a matrix is a layer without space."""
     tensor = as_tensor(array, name)
     if tensor.ndim < 2:
-        raise ShapeError(f"`{name}` must hold maps, n × channels × height × width; got shape {tuple(tensor.shape)}.")
+        raise ShapeError(
+            f"`{name}` must hold maps, n × channels × height × width; got shape {tuple(tensor.shape)}.",
+            argument=_argument(name),
+        )
     if 0 in tensor.shape:
-        raise ShapeError(f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one channel.")
+        raise ShapeError(
+            f"`{name}` is empty: shape {tuple(tensor.shape)}. Pass at least one example and one channel.",
+            argument=_argument(name),
+        )
     return tensor
 
 
@@ -119,15 +135,17 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 
 def _imported(array: Any, name: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray):
-        refuse_masked(array, name)
+        require_unmasked(array, name)
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
         matrix = plain_array(np.asarray(array))
     except ValueError as fault:
-        raise InvalidValue(f"`{name}` can't be read as an array: {fault}.") from fault
+        raise InvalidValue(f"`{name}` can't be read as an array: {fault}.", argument=_argument(name)) from fault
     if matrix.dtype.kind not in "fiubc":
-        raise InvalidValue(f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.")
+        raise InvalidValue(
+            f"`{name}` must hold numbers; got {type(array).__name__} of dtype {matrix.dtype}.", argument=_argument(name)
+        )
     if matrix.dtype.kind == "u" and matrix.dtype.itemsize > 1:
         matrix = matrix.astype(np.float64)
     # torch shares memory with the array; a read-only or reversed one must be copied first
@@ -175,20 +193,21 @@ def label_tensor(labels: Any, device: torch.device | None = None) -> Tensor:
     return signed
 
 
-def refuse_beyond_classes(labels: Tensor, classes: int, where: str = "") -> None:
+def require_classes(labels: Tensor, classes: int, where: str = "") -> None:
     """Refuse class numbers that are too large for a model; those below 0 mark what does not count."""
     largest = int(labels.max()) if labels.numel() else -1  # read once, since each read waits for a GPU
     if largest >= classes:
         raise InvalidValue(f"a label{where} is {largest}, and the model has {classes} classes, 0 to {classes - 1}.")
 
 
-def refuse_masked(array: np.ma.MaskedArray, name: str) -> None:
+def require_unmasked(array: np.ma.MaskedArray, name: str) -> None:
     """Refuse an array with masked values, whose content is undefined."""
     count = int(np.ma.count_masked(array))
     if count:
         raise InvalidValue(
             f"`{name}` has {count:,} masked values among {array.size:,}; leave out the examples or features that hold "
-            f"them, or fill them with `{name}.filled(value)`."
+            f"them, or fill them with `{name}.filled(value)`.",
+            argument=name,
         )
 
 

@@ -150,7 +150,7 @@ def require_at_least(least: int, most: int | None = None, /, **values: Any) -> N
             raise InvalidValue(f"`{name}` must be a whole number {range_}; got {value!r}.", argument=name, value=value)
 
 
-def refuse_half_characters(names: Iterable[Any], instead: str = "") -> None:
+def require_utf8(names: Iterable[Any], instead: str = "") -> None:
     """Refuse names that have no form in UTF-8, with which a result could be neither saved nor drawn."""
     for name in names:
         try:
@@ -167,7 +167,7 @@ def outside() -> int:
     return level
 
 
-def needed(module: str, extra: str, what: str) -> Any:
+def import_optional(module: str, extra: str, what: str) -> Any:
     """Return a module of an optional package, or refuse with the name of the extra that brings it."""
     try:
         return importlib.import_module(module)

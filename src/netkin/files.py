@@ -63,7 +63,7 @@ def write(
 
 def write_bytes(path: Location, contents: bytes, *, overwrite: bool = False) -> None:
     """Write `contents` to `path`, whole or not at all; a file that is there already is refused unless `overwrite`."""
-    _refuse_occupied(path, overwrite, "")
+    _require_free(path, overwrite, "")
     with _faults_of_writing(path):
         _replace(Path(os.path.realpath(path)), contents)
 
@@ -92,7 +92,7 @@ def remove(path: Location) -> None:
         raise FileError(f"cannot delete {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
-def refuse_output(path: Location | None, *, overwrite: bool = False, option: str = "") -> None:
+def require_output(path: Location | None, *, overwrite: bool = False, option: str = "") -> None:
     """Refuse, before any work, a place where a result can't or should not be written.
 
     Args:
@@ -102,7 +102,7 @@ def refuse_output(path: Location | None, *, overwrite: bool = False, option: str
     """
     if path is None:
         return
-    _refuse_occupied(path, overwrite, option)
+    _require_free(path, overwrite, option)
     with _faults_of_writing(path):
         _try_to_write(Path(os.path.realpath(path)))
 
@@ -117,7 +117,7 @@ def _try_to_write(target: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _refuse_occupied(path: Location, overwrite: bool, option: str) -> None:
+def _require_free(path: Location, overwrite: bool, option: str) -> None:
     """Refuse a path that is taken; an empty file, as `mktemp` makes one, holds nothing."""
     if os.path.exists(path) and not os.path.isfile(path):
         what = "is a folder" if os.path.isdir(path) else "is no ordinary file"
@@ -193,7 +193,7 @@ def read(path: Location, kind: str | None = None, instead: str = AGAIN) -> tuple
     """
     with _opened(path, instead) as file, damage_reported(path, instead):
         header, wanted = _header(path, file.metadata())
-        _refuse_other_kind(path, header, kind)
+        _require_kind(path, header, kind)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if wanted != _digest(arrays):
             raise ValueError("its arrays are not those that were written")
@@ -204,7 +204,7 @@ def read_header(path: Location, kind: str | None = None, instead: str = AGAIN) -
     """Return the header of one of our files without reading its arrays, which may be large; else as `read`."""
     with _opened(path, instead) as file, damage_reported(path, instead):
         header, _ = _header(path, file.metadata())
-        _refuse_other_kind(path, header, kind)
+        _require_kind(path, header, kind)
         return header
 
 
@@ -233,7 +233,7 @@ def restrict(path: Location, like: Location) -> None:
 @contextmanager
 def _opened(path: Location, instead: str = AGAIN) -> Iterator[Any]:
     """Open a file; what can't be read is refused in a sentence."""
-    refuse_special(path)
+    require_ordinary_file(path)
     try:
         with safe_open(path, framework="np") as file:
             yield file
@@ -267,7 +267,7 @@ def require_format(path: Location, version: Any, known: int) -> None:
         )
 
 
-def _refuse_other_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
+def _require_kind(path: Location, header: Mapping[str, Any], kind: str | None) -> None:
     if kind not in (None, held := header.get("kind")):
         raise FileError(f"{str(path)!r} holds {held!r}, not {kind!r}; load it as what it is, or write elsewhere.")
 
@@ -299,7 +299,7 @@ def read_json(path: Location) -> Any:
 
 def read_start(path: Location, size: int) -> bytes:
     """Return the first bytes of an ordinary file."""
-    refuse_special(path)
+    require_ordinary_file(path)
     try:
         with open(path, "rb") as file:
             return file.read(size)
@@ -307,7 +307,7 @@ def read_start(path: Location, size: int) -> bytes:
         raise FileError(f"cannot read {str(path)!r}: {fault.strerror or fault}.") from fault
 
 
-def refuse_special(path: Location) -> None:
+def require_ordinary_file(path: Location) -> None:
     """Refuse what is no ordinary file: a folder, and a pipe or a device, which would keep a reader waiting."""
     try:
         mode = os.stat(path).st_mode

@@ -354,7 +354,7 @@ class Job:
 
     def _open(self, folder: Path) -> None:
         """Take the folder's lock, continue the job in it or begin one, and start the heartbeat."""
-        refuse_output(self.result, overwrite=self.overwrite)
+        require_output(self.result, overwrite=self.overwrite)
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
         self._stack.callback(_take_lock(folder).release)
         for place in (folder, folder / PARTS, *filter(None, [self.result])):
@@ -395,7 +395,7 @@ class Job:
             held = read(folder)
             if parts or files.is_filled(self.result) or held.kind != self._state.kind:  # else there is nothing to lose
                 with files.damage_reported(folder / STATE):  # what is compared may be of any kind where it was harmed
-                    refuse_other(held, self._state, self.compare)
+                    require_same_work(held, self._state, self.compare)
                 merged = {
                     name: {**value, **held.identity[name]} if isinstance(value, Mapping) else value
                     for name, value in self._state.identity.items()
@@ -524,13 +524,13 @@ def beside(result: str | os.PathLike[str]) -> Path:
     return result.with_name(result.name + SUFFIX)
 
 
-def refuse_output(result: str | os.PathLike[str] | None, *, overwrite: bool = False, option: str = "") -> None:
+def require_output(result: str | os.PathLike[str] | None, *, overwrite: bool = False, option: str = "") -> None:
     """Refuse, before any work, a result that can't be written, or that is there without the job that made it."""
     if result is not None:
-        files.refuse_output(result, overwrite=overwrite or (beside(result) / STATE).exists(), option=option)
+        files.require_output(result, overwrite=overwrite or (beside(result) / STATE).exists(), option=option)
 
 
-def refuse_other(held: State, current: State, compare: Mapping[str, Compare] | None = None) -> None:
+def require_same_work(held: State, current: State, compare: Mapping[str, Compare] | None = None) -> None:
     """Refuse to go on with work of another kind or identity, in a sentence that names what differs.
 
     Fields are equal, or what `compare` has for them finds no difference; those that are mappings, as of models by name,

@@ -43,7 +43,8 @@ def showing(progress: ProgressOption) -> Iterator[None]:
     if not (progress is None or progress is False or callable(progress)):
         raise InvalidValue(
             "`progress` is None (a bar in a terminal), False (nothing) or a function of (done, total, what); got "
-            f"{progress!r}."
+            f"{progress!r}.",
+            argument="progress",
         )
     token = _chosen.set(_chosen.get() if progress is None else progress)
     try:
@@ -124,7 +125,7 @@ def reporting(
 
 
 @contextmanager
-def announced(what: str) -> Iterator[None]:
+def announce(what: str) -> Iterator[None]:
     """Inside the `with`, show what is being waited for, where progress is shown; a function gets it with 0 done."""
     chosen = _chosen.get()
     if callable(chosen):
@@ -134,7 +135,7 @@ def announced(what: str) -> Iterator[None]:
         yield
 
 
-def reported(
+def with_progress(
     items: Iterable[Item], what: str, unit: str, progress: ProgressOption = None, *, total: int | None = None
 ) -> Iterator[Item]:
     """Yield the items, and report each when the next is requested.
@@ -187,7 +188,7 @@ class _Calls:
 
 
 @contextmanager
-def commanded(text: str) -> Iterator[None]:
+def as_command(text: str) -> Iterator[None]:
     """Inside the `with`, the work is done for that command, which results then name as their origin."""
     token = _command.set(text)
     try:

@@ -24,9 +24,10 @@ from netkin.cli.running import named_models
 from netkin.errors import ShapeError
 from netkin.jobs import Job
 from netkin.sources.architectures import architecture, seeded
+from quickly import slow_after, slow_but
 
 COMMANDS = commands()
-SLOW = ("demo", "federate", "continual", "sparsity", "tasks")  # which have quick tests of their own
+SLOW = ("demo", "federate", "continual", "sparsity", "tasks", "train")  # which have quick tests of their own
 
 
 def example_of(command):
@@ -47,9 +48,10 @@ def made(tmp_path_factory):
         with Job("ab.netkin.job", "comparison", {}) as job:
             job.part("all", dict)
         Path("runs/digits").mkdir(parents=True)
-        for step, name in ((1, "before.pt"), (2, "after.pt")):
+        for step, name in ((0, "digits.pt"), (1, "before.pt"), (2, "after.pt")):
             torch.save(seeded(architecture("digits"), step).state_dict(), name)
-            shutil.copy(name, f"runs/digits/step_{step}.pt")
+            if step:
+                shutil.copy(name, f"runs/digits/step_{step}.pt")
         return Path().absolute()
 
 
@@ -69,6 +71,8 @@ def test_the_help_of_every_command_ends_with_an_example_that_runs(netkin, name):
     assert netkin(f"{name} --help").stdout.rstrip().endswith(example)
     if name == "collect":  # whose output `merge` reads
         Path("1.stats").unlink()
+    if name == "train":  # whose output others read
+        Path("digits.pt").unlink()
     result = netkin(example.removeprefix("netkin "))
     assert (result.exit_code, result.exception) == (0, None)
     assert result.stdout
@@ -152,7 +156,10 @@ def run_in_shell(line):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize(
-    "line", ["netkin --help", "netkin compare --help", "netkin --version", "netkin completion bash"]
+    "line",
+    slow_but(
+        ["netkin --help", "netkin compare --help", "netkin --version", "netkin completion bash"], "netkin --version"
+    ),
 )
 def test_a_full_disk_under_the_output_is_told_in_one_sentence(line):
     result = run_in_shell(f"{line} > /dev/full")
@@ -330,7 +337,7 @@ NAMED = {  # commands of several models, and where their JSON holds the names
 }
 
 
-@pytest.mark.parametrize("command", NAMED)
+@pytest.mark.parametrize("command", slow_after(2, NAMED))
 def test_models_are_named_in_front_or_by_an_option(netkin, command):
     rest, names = NAMED[command]
     for line in ("a=netkin:digits b=netkin:digits", "netkin:digits netkin:digits --name a --name b"):

@@ -13,6 +13,7 @@ from netkin.comparing import explain
 from netkin.comparing.compare import compare
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from recording_worlds import matrices
 from table_worlds import table_of
 
 DIGITS = "compare netkin:digits --data digits:test"
@@ -318,7 +319,7 @@ def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
     for words in ("models: 3, ", "pairs of models: 3", "forward passes: 3, one of each", "memory: "):
         assert words in text.stdout
     facts = json.loads(netkin(f"compare --plan {SEVERAL} --json").stdout)
-    assert (facts["models"], facts["pairs"], facts["passes"], facts["way"]["blocks"]) == (3, 3, 3, 1)
+    assert (facts["models"], facts["pairs"], facts["passes"], facts["schedule"]["blocks"]) == (3, 3, 3, 1)
     refused = netkin(f"compare --plan {SEVERAL} --memory 1kB")
     assert (refused.exit_code, "would be refused: " in refused.stdout) == (1, True)
 
@@ -326,7 +327,7 @@ def test_the_plan_of_several_models_tells_passes_and_bytes(netkin):
 def test_a_sample_of_rows_is_for_several_models(netkin):
     line = f"{SEVERAL} --rows 40".replace("--examples 100", "")
     facts = json.loads(netkin(f"compare --plan {line} --memory 330kB --json").stdout)
-    assert (facts["way"]["is_sample"], facts["way"]["examples"]) == (True, 40)
+    assert (facts["schedule"]["is_sample"], facts["schedule"]["examples"]) == (True, 40)
     assert netkin(f"compare {line} --memory 330kB --out three.netkin").exit_code == 0
     pair = results.load("three.netkin")["netkin:digits (1)", "netkin:digits (2)"]
     assert pair["cka"].exactness == "a sample of 40 of 360 examples"
@@ -413,3 +414,31 @@ def test_layers_may_have_shapes_of_their_own(netkin):
     assert "without a pattern of layers it is given once; got pool, flatten." in " ".join(result.stderr.split())
     result = netkin(f"{line} --shape rely1=pool")
     assert "did you mean 'relu1'?" in result.stderr
+
+
+def test_two_recordings_are_compared_without_data(netkin, tmp_path):
+    x, y = matrices()
+    np.savez(tmp_path / "a.npz", x=x, ids=np.arange(90))
+    (tmp_path / "b").mkdir()
+    for place, part in enumerate(np.array_split(np.arange(90)[::-1], 3)):
+        np.savez(tmp_path / "b" / f"{place}.npz", y=y[part], ids=part)
+    done = netkin("compare a.npz b/ --json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["tables"]["cka"]["values"][0][0] == pytest.approx(nk.cka(x, y), abs=1e-6)
+    assert "forward passes: none" in netkin("compare a.npz b/ --plan").stdout
+    (tmp_path / "b" / "1.npz").unlink()
+    done = netkin("compare a.npz b/")
+    assert (done.exit_code, "lacks 1 of 3 shards, the first number 1" in " ".join(done.stderr.split())) == (1, True)
+
+
+def test_a_recording_is_compared_with_a_model_on_its_data(netkin, tmp_path):
+    model = load_model("netkin:digits", seed=3)
+    data = load_data("digits:test", batch_size=64)
+    nk.activations(model, "relu*", data, save=tmp_path / "states", progress=False)
+    done = netkin("compare netkin:digits states --data digits:test --layers 'relu*' --json")
+    assert done.exit_code == 0, done.stderr
+    live = compare(load_model("netkin:digits"), model, data, layers="relu*", progress=False)
+    assert json.loads(done.stdout)["tables"]["cka"]["values"] == live.to_numpy("cka").tolist()
+    assert netkin("compare netkin:digits states --layers 'relu*'").exit_code == 2
+    many = netkin("compare netkin:digits states netkin:digits --data digits:test --layers 'relu*'")
+    assert many.exit_code == 0, many.stderr

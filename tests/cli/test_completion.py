@@ -70,6 +70,7 @@ def test_bash_completes_commands_and_options(tmp_path):
     assert found == ASKED, result.stderr
 
 
+@pytest.mark.slow
 def test_completing_does_not_import_torch():
     script = "import sys; from netkin.cli import cli\ntry: cli(prog_name='netkin')\nexcept SystemExit: pass\n{}"
     command = [sys.executable, "-c", script.format("sys.exit('torch' in sys.modules)")]

@@ -96,6 +96,7 @@ def files(tmp_path):
     return f"netkin:digits@{tmp_path / 'before.pt'}", f"netkin:digits@{tmp_path / 'after.pt'}"
 
 
+@pytest.mark.slow
 def test_two_networks_stand_side_by_side(files, tmp_path):
     saved = tmp_path / "study.netkin"
     options = [
@@ -137,6 +138,7 @@ def test_one_network_without_data_shows_its_weights(files):
     assert "in a file" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_shape_of_an_example_is_chosen(files):
     options = [files[0], "--data", "digits:test", "--examples", "40", "--quiet", "--shape"]
     flat, pooled = (run(*options, shape) for shape in ("flatten", "pool"))

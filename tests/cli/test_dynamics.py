@@ -77,6 +77,7 @@ def test_trends_without_an_order_give_their_reason(netkin):
     assert trend["reason"].startswith("there is no order among 4 layers")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_a_saved_series_has_a_page_and_lines(netkin):
     result = netkin(f"{LINE} --out run.netkin --report run.html --figure run.svg")
@@ -175,6 +176,7 @@ def test_measures_of_weights_need_no_data(netkin, states):
     assert "--data is missing; only measures of weights, such as atom_cosine, work without it" in missing.stderr
 
 
+@pytest.mark.slow
 def test_checkpoints_of_atoms_are_followed_by_their_atoms(netkin, monkeypatch):
     monkeypatch.syspath_prepend(Path.cwd())
     Path("atom_nets.py").write_text(

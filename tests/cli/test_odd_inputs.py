@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from quickly import slow_after, slow_but
+
 ODD = """
 from dataclasses import dataclass
 
@@ -24,7 +26,8 @@ def classes(n=32):
 
 
 def last_smaller():
-    return [(images(), classes()), (images(), classes()), (images(7), classes(7))]
+    threes = [(images(), classes(), torch.arange(32))] * 2
+    return [*threes, (images(7), classes(7), torch.arange(7))]
 
 
 def sizes():
@@ -52,28 +55,17 @@ def sentences():
     return ["a text", "another"]
 
 
-def lists():
-    return [(images(), classes().tolist())] * 2
-
-
-def unsigned():
-    return [(images(), classes().to(torch.uint16)), (images(), classes().to(torch.uint64))]
+def kinds():
+    of = [classes().tolist(), classes().numpy(), classes().to(torch.uint16), classes().to(torch.uint64)]
+    return [(images(), one) for one in of]
 
 
 def booleans():
     return [(images() > 0.5, classes())] * 2
 
 
-def arrays():
-    return [(images().numpy(), classes().numpy())] * 2
-
-
 def fractions():
     return [(images(), classes() + 0.5)] * 2
-
-
-def threes():
-    return [(images(), classes(), torch.arange(32))] * 2
 
 
 def beyond():
@@ -221,10 +213,9 @@ def refusal(result):
     return result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("data", ["last_smaller", "threes"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_last_batch_may_be_smaller_and_more_may_follow_the_labels(odd, command, data):
-    result = odd(COMMANDS[command].format(data))
+def test_a_last_batch_may_be_smaller_and_more_may_follow_the_labels(odd, command):
+    result = odd(COMMANDS[command].format("last_smaller"))
     assert result.exit_code == 0, result.stderr
 
 
@@ -254,7 +245,7 @@ def test_texts_are_refused_by_what_a_model_takes(odd):
 NEED_LABELS = ("stitch", "task loss", "compress to accuracy", "sparsity", "recommend", "federate", "continual")
 
 
-@pytest.mark.parametrize("data", ["texts", "text_arrays"])
+@pytest.mark.parametrize("data", slow_but(["texts", "text_arrays"], "texts"))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_texts_as_labels_are_refused_where_labels_count(odd, command, data):
     result = odd(COMMANDS[command].format(data))
@@ -265,10 +256,9 @@ def test_texts_as_labels_are_refused_where_labels_count(odd, command, data):
         assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize("data", ["lists", "arrays", "unsigned"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_numbers_of_classes_may_be_lists_and_arrays_of_any_type(odd, command, data):
-    result = odd(COMMANDS[command].format(data))
+def test_numbers_of_classes_may_be_lists_and_arrays_of_any_type(odd, command):
+    result = odd(COMMANDS[command].format("kinds"))
     assert result.exit_code == 0, result.stderr
 
 
@@ -322,46 +312,48 @@ def test_tasks_warn_of_random_weights(odd):
 
 
 def test_a_transform_that_fails_is_named(odd):
-    said = refusal(odd(f"{COMMANDS['compare'].format('lists')} --transform nk_odd:failing"))
+    said = refusal(odd(f"{COMMANDS['compare'].format('kinds')} --transform nk_odd:failing"))
     assert "KeyError: 'no such transform'" in said
 
 
-@pytest.mark.parametrize("model", ["of_dict", "of_tuple", "of_record"])
+@pytest.mark.parametrize("model", slow_after(1, ["of_dict", "of_tuple", "of_record"]))
 def test_tasks_are_learnt_in_every_way_by_models_of_any_output(odd, model):
-    line = COMMANDS["continual"].format("lists").replace("nk_odd:net", f"nk_odd:{model}")
+    line = COMMANDS["continual"].format("kinds").replace("nk_odd:net", f"nk_odd:{model}")
     result = odd(f"{line} --method ewc --method replay --method joint --method atoms --method finetune")
     assert result.exit_code == 0, result.stderr
 
 
 @pytest.mark.parametrize("method", ["atoms", "ewc", "replay"])
 def test_tasks_are_learnt_by_a_model_with_one_layer_under_two_names(odd, method):
-    line = COMMANDS["continual"].format("lists").replace("nk_odd:net", "nk_odd:shared")
+    line = COMMANDS["continual"].format("kinds").replace("nk_odd:net", "nk_odd:shared")
     result = odd(f"{line} --head fc --method {method}")
     assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize("command", ["stitch", "task loss", "compare"])
+@pytest.mark.parametrize("command", slow_after(1, ["stitch", "task loss", "compare"]))
 def test_sparse_inputs_reach_a_model_that_takes_them(odd, command):
     result = odd(COMMANDS[command].format("sparse").replace("nk_odd:net", "nk_odd:dense"))
     assert result.exit_code == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_clients_train_a_model_with_one_layer_under_two_names(odd):
-    result = odd(COMMANDS["federate"].format("lists").replace("nk_odd:net", "nk_odd:shared"))
+    result = odd(COMMANDS["federate"].format("kinds").replace("nk_odd:net", "nk_odd:shared"))
     assert result.exit_code == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("line", ["federate net.pt2 --classes 2 --rounds 1", "continual net.pt2 --tasks 2 --test {0}"])
 def test_an_exported_program_is_not_trained_in_copies(odd, line):
     net, sizes = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval(), {0: torch.export.Dim("examples", min=1)}
     torch.export.save(torch.export.export(net, (torch.ones(4, 1, 8, 8),), dynamic_shapes=(sizes,)), "net.pt2")
-    said = refusal(odd(f"{line.format('nk_odd:lists')} --data nk_odd:lists {TRAINED}"))
+    said = refusal(odd(f"{line.format('nk_odd:kinds')} --data nk_odd:kinds {TRAINED}"))
     assert "torch can't copy a network that was made of an exported program" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_lazy_models_are_refused_with_the_layer(odd, command):
-    line = COMMANDS[command].format("lists").replace("nk_odd:net", "nk_odd:lazy")
+    line = COMMANDS[command].format("kinds").replace("nk_odd:net", "nk_odd:lazy")
     said = refusal(odd(line.replace("--layer hidden", "--layer 1").replace("--at relu", "--at 2")))
     assert "layer '1' is a lazy module without weights yet" in said

@@ -28,7 +28,7 @@ REFUSED = {
     f"{FEDERATE} --client-fraction 0": "--client-fraction",
     f"{FEDERATE} --coefficients fixed": "--coefficients",
     f"{FEDERATE} --coefficients pretrained --atoms 2": "--public",
-    LEARN.removesuffix("epochs=1") + "rate=0.1": "--recipe",
+    LEARN.removesuffix("epochs=1") + "lr=0.1": "--recipe",
     f"{LEARN},drop_last=true,batch=999": "--recipe",
     "classes netkin:digits --data digits:test --names a,b": "--names",
     "atoms netkin:digits netkin:digits": "--atoms",
@@ -47,8 +47,8 @@ def test_a_refusal_names_the_option(netkin, line):
     ("line", "code", "words"),
     [
         ("report a.netkin --out nodir/x.html", 2, "the folder 'nodir' does not exist"),
-        ("completion bash --title x", 2, "No such option"),
-        ("show gone.netkin", 1, "cannot read 'gone.netkin'"),
+        pytest.param("completion bash --title x", 2, "No such option", marks=pytest.mark.slow),
+        pytest.param("show gone.netkin", 1, "cannot read 'gone.netkin'", marks=pytest.mark.slow),
     ],
 )
 def test_a_simple_misuse_is_refused_without_torch(tmp_path, line, code, words):

@@ -50,11 +50,11 @@ def test_the_numbers_are_those_of_the_library(netkin):
     assert (saved.a, saved.b) == ("nk_stitch_nets:one", "nk_stitch_nets:two")
     for how in ("least_squares", "procrustes"):
         alone = nk.stitch(a, "relu3", b, "relu3", train, how, test).evaluation
-        assert saved[f"agreement(how={how})"]["relu3", "relu3"] == pytest.approx(alone.agreement, abs=0.006)
-        assert f"{saved[f'relative_accuracy(how={how})']['fc', 'fc']:.2f}" in result.stdout
+        assert saved[f"agreement(method={how})"]["relu3", "relu3"] == pytest.approx(alone.agreement, abs=0.006)
+        assert f"{saved[f'relative_accuracy(method={how})']['fc', 'fc']:.2f}" in result.stdout
     lines = result.stdout.splitlines()
     assert lines[0] == "nk_stitch_nets:one stitched into nk_stitch_nets:two, layer by layer"
-    place = next(i for i, line in enumerate(lines) if line.startswith("relative_accuracy(how=procrustes)"))
+    place = next(i for i, line in enumerate(lines) if line.startswith("relative_accuracy(method=procrustes)"))
     head = next(i for i, line in enumerate(lines[place:], place) if line.split() == ["least_squares", "procrustes"])
     assert [line.split()[0] for line in lines[head + 1 : head + 3]] == ["relu3", "fc"]
 
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_the_library(netkin):
 def test_one_layer_into_another(netkin):
     document = json.loads(netkin(f"{AB} --at relu2 --into relu3 --at relu3 --into relu3 --json").stdout)
     assert (document["layers_a"], document["layers_b"]) == (["relu2", "relu3"], ["relu3"])
-    table = document["tables"]["relative_accuracy(how=least_squares)"]
+    table = document["tables"]["relative_accuracy(method=least_squares)"]
     assert all(row[0] >= 0 for row in table["values"])
     assert table["quantity"]["bounds"] == [0, None]
     assert document["provenance"]["pairs"] == "2 listed"
@@ -72,7 +72,7 @@ def test_one_layer_into_another(netkin):
 def test_every_layer_into_every_layer_with_the_reasons_of_holes(netkin):
     result = netkin(f"{AB} --all --matrix --layers relu4 --layers fc --score agreement")
     assert result.exit_code == 0
-    assert "agreement(how=least_squares)" in result.stdout
+    assert "agreement(method=least_squares)" in result.stdout
     assert "rows have no positions, so rows of width 10 can't be stitched into maps" in " ".join(result.stdout.split())
 
 
@@ -137,6 +137,7 @@ def test_the_map_of_one_stitch_is_written(netkin):
     assert f"{found.relative_accuracy:.2f}" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_map_is_written_over_nothing_unless_that_is_allowed(netkin, tmp_path):
     netkin(f"{AB} --at relu3 --out sweep.netkin --map map.netkin")
     for name in ("sweep", "map"):
@@ -161,6 +162,7 @@ def test_no_map_is_written_where_there_is_no_stitch(netkin, tmp_path):
     assert not (tmp_path / "map.netkin").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_who_stops_reading_leaves_all_files(netkin, tmp_path, monkeypatch):
     def broken(*given):
         raise BrokenPipeError
@@ -190,9 +192,10 @@ def test_the_scores_of_the_help_are_those_of_the_library():
 def test_the_same_model_twice_is_told_apart(netkin):
     document = json.loads(netkin(f"stitch netkin:digits netkin:digits {DATA} --at fc --json").stdout)
     assert (document["a"], document["b"]) == ("netkin:digits (1)", "netkin:digits (2)")
-    assert document["tables"]["agreement(how=least_squares)"]["values"] == [[1.0]]
+    assert document["tables"]["agreement(method=least_squares)"]["values"] == [[1.0]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_shows_what_is_finished_and_goes_on(netkin, monkeypatch):
     line = f'{AB} --all --layers relu4 --layers fc --method least_squares --method "task_loss(steps=1)" --out ab.netkin'
 
@@ -279,6 +282,7 @@ def test_one_model_alone_is_a_misuse(netkin):
     assert "to stitch a model with itself, name it twice." in " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_test_data_that_are_the_fitting_data_are_told(netkin):
     line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test {}")
     told = "the stitches are evaluated on the data on which they were fitted"
@@ -286,6 +290,7 @@ def test_test_data_that_are_the_fitting_data_are_told(netkin):
     assert told not in " ".join(netkin(line.format("digits:test")).stdout.split())
 
 
+@pytest.mark.slow
 def test_test_data_that_overlap_the_fitting_data_are_told_with_their_number(netkin):
     line = f"{AB} --at fc".replace(f"--examples 200 {TEST}", "--test digits:train {}")
     some = " ".join(netkin(line.format("--examples 300")).stdout.split())
@@ -322,7 +327,7 @@ def test_maps_are_read_from_a_file_of_statistics(netkin):
         json.loads(netkin(f"stitch {models} --at relu3 --data {data} --test digits:test --json").stdout)
         for data in ("all.stats", "digits:train --examples 200")
     ]
-    values = [one["tables"]["agreement(how=least_squares)"]["values"][0][0] for one in found]
+    values = [one["tables"]["agreement(method=least_squares)"]["values"][0][0] for one in found]
     assert values[0] == pytest.approx(values[1], abs=0.01)
     assert found[0]["provenance"]["fitting examples"] == "200"
     plan = netkin(f"stitch {models} --at relu3 --data all.stats --test digits:test --plan").stdout

@@ -12,7 +12,7 @@ from netkin.training import Recipe
 from netkin.training.loop import Loop
 from netkin.training.recipe import OPTIMIZERS, SCHEDULES
 
-LINE = "train netkin:digits --data digits:train --optimizer adam --rate 0.003 --epochs 2"
+LINE = "train netkin:digits --data digits:train --optimizer adam --lr 0.003 --epochs 2"
 
 
 def facts(result):
@@ -28,7 +28,7 @@ def test_a_model_is_trained_as_by_the_library_and_read_by_other_commands(netkin)
     assert "saved to digits.pt" in result.stderr
     model = nk.load_model("netkin:digits", seed=3)
     history = nk.train(
-        model, "digits:train", test="digits:test", epochs=2, optimizer="adam", rate=0.003, seed=3, progress=False
+        model, "digits:train", test="digits:test", epochs=2, optimizer="adam", lr=0.003, seed=3, progress=False
     )
     saved = nk.load_model("netkin:digits@digits.pt").state_dict()
     assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
@@ -36,6 +36,7 @@ def test_a_model_is_trained_as_by_the_library_and_read_by_other_commands(netkin)
     assert netkin("compare netkin:digits@digits.pt --data digits:test --layers fc").exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_another_one_is_refused(netkin):
     first = facts(netkin(f"{LINE} --out digits.safetensors --json"))
     assert nk.jobs.read("digits.safetensors").condition == "done"
@@ -66,6 +67,7 @@ def test_an_interrupted_training_says_how_it_resumes_and_ends_as_if_it_had_not_s
     assert len(list(Path("run").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_checkpoints_are_a_run_that_dynamics_reads(netkin):
     assert netkin(f"{LINE} --checkpoints run").exit_code == 0
     assert sorted(path.name for path in Path("run").iterdir()) == ["step_0.pt", "step_12.pt", "step_24.pt"]
@@ -104,7 +106,7 @@ def test_a_share_of_the_weights_is_masked_before_training(netkin):
 
 
 def test_a_run_at_chance_level_says_so(netkin):
-    result = netkin(f"{LINE} --epochs 1 --rate 1e-9 --test digits:test")
+    result = netkin(f"{LINE} --epochs 1 --lr 1e-9 --test digits:test")
     assert "caveat: 'netkin:digits' is not clearly better than chance on digits:test: " in result.stdout
     assert facts(netkin(f"{LINE} --test digits:test --json"))["caveats"] == []
 
@@ -134,8 +136,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(netkin, tmp_path, c
 def test_each_setting_of_a_recipe_is_an_option(netkin):
     assert list(KNOWN["options"]["Recipe"]) == list(Recipe.__dataclass_fields__)
     assert [KNOWN["optimizers"], KNOWN["schedules"]] == [list(OPTIMIZERS), list(SCHEDULES)]
-    line = f"{LINE} --batch 64 --nesterov --optimizer sgd --decay 1e-4 --schedule cosine --warmup 1 --clip 1 --flip"
+    line = (
+        f"{LINE} --batch 64 --nesterov --optimizer sgd --weight-decay 1e-4 --schedule cosine --warmup 1 --clip 1 --flip"
+    )
     assert facts(netkin(f"{line} --shift 1 --smoothing 0.1 --drop-last --json"))["recipe"] == (
-        "epochs=2, batch=64, rate=0.003, nesterov=True, decay=0.0001, schedule='cosine', warmup=1, clip=1.0, "
+        "epochs=2, batch=64, lr=0.003, nesterov=True, weight_decay=0.0001, schedule='cosine', warmup=1, clip=1.0, "
         "smoothing=0.1, drop_last=True, shift=1, flip=True"
     )

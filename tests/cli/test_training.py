@@ -9,7 +9,7 @@ import netkin as nk
 
 FEDERATE = (
     "federate netkin:digits --data digits:train --test digits:test --clients 5 --classes 2 --partition groups "
-    "--rounds 2 --atoms 4 --algorithm fedper --coefficients evolving --recipe rate=0.05,batch=64 --seed 3"
+    "--rounds 2 --atoms 4 --algorithm fedper --coefficients evolving --recipe lr=0.05,batch=64 --seed 3"
 )
 
 
@@ -24,7 +24,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     split = nk.split_by_classes("digits:train", 5, 2, test="digits:test", partition="groups", seed=3)
     network = nk.decompose(nk.load_model("netkin:digits", seed=3), atoms=4).model
     again = nk.federate(
-        network, split.train, "fedper", test=split.test, test_every=1, coefficients="evolving", rounds=2, rate=0.05,
+        network, split.train, "fedper", test=split.test, test_every=1, coefficients="evolving", rounds=2, lr=0.05,
         batch=64, seed=3, progress=False,
     )  # fmt: skip
     assert found.accuracy == again.accuracy
@@ -33,7 +33,7 @@ def test_one_command_answers_with_words_a_file_a_page_and_a_figure(netkin, tmp_p
     np.testing.assert_array_equal(found.similarity.to_numpy(), again.similarity.to_numpy())
     assert "Which clients are alike" in (tmp_path / "u.html").read_text()
     assert (tmp_path / "u.png").read_bytes().startswith(b"\x89PNG")
-    assert "--recipe rate=0.05,batch=64" in found.provenance["call"]
+    assert "--recipe lr=0.05,batch=64" in found.provenance["call"]
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_without_test_data_nothing_is_tested(netkin):
     [
         ("--classes 11", 1, "a client can't have 11 classes: the data have 10."),
         ("--client-fraction 0", 1, "--client-fraction: `client_fraction` is a share of the clients"),
-        ("--recipe rate", 2, "a setting is written NAME=VALUE, as rate=0.05; got 'rate'"),
-        ("--recipe rate=1", 2, "'rate' is given twice"),
-        ("--recipe rates=1", 1, "a recipe has no 'rates'; did you mean 'rate'?"),
+        ("--recipe lr", 2, "a setting is written NAME=VALUE, as lr=0.05; got 'lr'"),
+        ("--recipe lr=1", 2, "'lr' is given twice"),
+        ("--recipe lrs=1", 1, "a recipe has no 'lrs'; did you mean 'lr'?"),
         ("--recipe head=fc", 1, "a recipe has no 'head'"),
         ("--algorithm fedavgg", 2, "'fedavgg' is not one of"),
         ("--coefficients pretrained", 1, "--public: "),
@@ -116,6 +116,7 @@ def test_names_of_algorithms_and_sources_are_those_of_the_library():
     assert list(command["coefficients"].type.choices) == list(SOURCES)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     from netkin.applications import federated
 
@@ -134,7 +135,7 @@ def test_an_interrupted_command_says_how_far_it_came(netkin, monkeypatch):
     assert netkin(f"{FEDERATE} --out u.netkin").exit_code == 0
 
 
-LEARN = "continual netkin:digits --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=64,rate=0.02"
+LEARN = "continual netkin:digits --data digits:train --test digits:test --tasks 2 --recipe epochs=1,batch=64,lr=0.02"
 
 
 @pytest.mark.slow
@@ -152,7 +153,7 @@ def test_several_methods_answer_with_words_files_a_page_and_a_figure(netkin, tmp
     found = nk.load("seq/replay.netkin")
     tasks = nk.split_tasks("digits:train", "digits:test", tasks=2)
     expected = nk.learn_tasks(
-        "netkin:digits", tasks, "replay", options={"examples": 20}, epochs=1, batch=64, rate=0.02, progress=False
+        "netkin:digits", tasks, "replay", options={"examples": 20}, epochs=1, batch=64, lr=0.02, progress=False
     )
     assert found.accuracies.tolist() == expected.record.accuracies.tolist()
     page = (tmp_path / "t.html").read_text()
@@ -172,6 +173,7 @@ def test_json_is_a_document_of_one_method_and_a_list_of_several(netkin):
     assert several[0]["metrics"]["BWT"]["mean"] is None
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_where_it_stopped(netkin, monkeypatch):
     from netkin.applications.continual.learners import FineTuning
 

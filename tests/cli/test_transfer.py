@@ -87,6 +87,7 @@ def test_the_command_is_the_function(netkin):
     assert Path("again.html").read_text() == Path("tasks.html").read_text()
 
 
+@pytest.mark.slow
 def test_json_holds_all_numbers(netkin):
     text = done(netkin(f"tasks {TASKS} --measure 'sketched_cka(buckets=32)' --seeds 2 --json")).stdout
     document = json.loads(text)
@@ -140,6 +141,17 @@ def test_task2vec_of_networks_with_other_weights_is_taken_on_request(netkin):
     assert "--independent: the embeddings are of networks with different weights" in refusal(netkin, line)
     done(netkin(f"{line} --independent"))
     assert nk.load("t.netkin")["few", "other"] > nk.load("t.netkin")["few", "many"] > 0
+
+
+def test_task2vec_takes_random_models_of_one_name_for_one_network(netkin):
+    line = (
+        "tasks few=netkin:digits,digits:test many=netkin:digits,digits:train --examples 40 --samples 1 --out t.netkin"
+    )
+    done(netkin(f"{line} --score task2vec"))
+    found, model = nk.load("t.netkin"), nk.load_model("netkin:digits", seed=0)
+    data = [sample(nk.load_data(f"digits:{part}"), 40) for part in ("test", "train")]
+    a, b = (nk.task2vec(model, one, samples=1, progress=False) for one in data)
+    assert found["few", "many"] == nk.task2vec_distance(a, b) > 0
 
 
 @pytest.mark.parametrize(

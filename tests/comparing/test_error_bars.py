@@ -8,6 +8,7 @@ import netkin as nk
 import transcriptions
 from netkin.errors import InvalidValue
 from netkin.statistics import layer_rows as rows_module
+from refusals import refused
 from table_worlds import sentences
 
 MASK = 2**64 - 1
@@ -157,17 +158,13 @@ def test_fewer_than_two_chunks_are_refused(worlds, chunks):
 
 
 def test_more_chunks_than_examples_are_refused(worlds):
-    with pytest.raises(
-        InvalidValue, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"
-    ):
+    with refused(InvalidValue, "chunks"):
         nk.compare({"x": worlds.normal(30, 3)}, errors=True, chunks=31)
 
 
 def test_more_chunks_than_a_stream_has_examples_are_refused():
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.randn(30, 4)
-    with pytest.raises(
-        InvalidValue, match="chunks=31 are more than the 30 examples; take fewer chunks or more examples"
-    ):
+    with refused(InvalidValue, "chunks"):
         nk.compare(model, data=(batch for batch in images.split(10)), layers="0", errors=True, chunks=31)
 
 
@@ -344,6 +341,7 @@ DENSE, STEEP = np.arange(1, 33) ** -0.5, 2.0 ** -np.arange(10)
 CUTS = ["svcca_k(k=20)", "svcca(variance=0.9)", "svcca_by_sum(variance=0.9)"]
 
 
+@pytest.mark.slow
 def test_a_direction_at_the_cut_that_a_near_one_may_replace_leaves_no_error():
     """Eigenvalues 2.5 % apart, which 5,000 examples tell to 2 %: intervals hold the mean of all draws in 2 of 3."""
     X, Y = turned(np.random.default_rng(0), DENSE, 5000, 10)
@@ -391,13 +389,13 @@ def test_an_error_that_one_chunk_makes_is_left_out(worlds):
     assert np.ptp(np.delete(table.replicates[:, 0, 0], 3)) < abs(table.replicates[3, 0, 0] - table["x", "y"]) / 2
 
 
+@pytest.mark.slow
 def test_jumps_of_the_cut_make_no_error():
     """A few replicates cut another direction off: the jackknife gave 0.01 and 0.06 where values spread by 0.003."""
-    for seed in (2, 7):
-        X, Y = turned(np.random.default_rng(seed), np.arange(1, 17) ** -0.5, 1000, 30)
-        table = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
-        assert np.diag(table.values).std() < 0.003
-        assert all((case, case) in table.error_reasons for case in X)
+    X, Y = turned(np.random.default_rng(2), np.arange(1, 17) ** -0.5, 1000, 30)
+    table = nk.compare(X, Y, measures=CUTS[1], pairs="corresponding", errors=True, progress=False)[CUTS[1]]
+    assert np.diag(table.values).std() < 0.003
+    assert all((case, case) in table.error_reasons for case in X)
 
 
 def test_a_margin_to_a_value_without_an_error_has_none():

@@ -10,6 +10,7 @@ from torch import nn
 import netkin as nk
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.measures import measures
+from refusals import refusals
 from table_worlds import sentences
 
 EVERY = sorted(measures(matrices=True))
@@ -140,14 +141,12 @@ def test_an_infinite_value_is_a_hole(worlds):
 
 def test_unknown_names_are_refused_before_any_model_runs(maps, images):
     model = maps()
-    with pytest.raises(UnknownName, match="no measure named 'ckaa'; did you mean 'cka'"):
-        nk.compare(model, data=images, measures="ckaa")
-    with pytest.raises(UnknownName, match="no shape named 'pol'; did you mean 'pool'"):
-        nk.compare(model, data=images, shape="pol")
-    with pytest.raises(UnknownName, match="no layer named 'convv1'; did you mean 'conv1'"):
-        nk.compare(model, data=images, layers="convv1")
-    with pytest.raises(InvalidValue, match="`measures` is empty"):
-        nk.compare(model, data=images, measures=[])
+    refusals(
+        (lambda: nk.compare(model, data=images, measures="ckaa"), UnknownName, "measures"),
+        (lambda: nk.compare(model, data=images, shape="pol"), UnknownName, "shape"),
+        (lambda: nk.compare(model, data=images, layers="convv1"), UnknownName, "layers"),
+        (lambda: nk.compare(model, data=images, measures=[]), InvalidValue, "measures"),
+    )
     assert model.calls == 0
     with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
         nk.compare(model, data=images, shape="cls")

@@ -164,13 +164,14 @@ class Stopping(torch.nn.Module):
         return raise_interrupt() if self.left < 0 else self.last(self.first(inputs).tanh())
 
 
+@pytest.mark.slow
 def test_the_file_of_a_continued_job_has_the_bytes_of_one_that_never_stopped(tmp_path, monkeypatch):
     noon = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
     monkeypatch.setattr("netkin.results.records.datetime", SimpleNamespace(now=lambda zone: noon))
     torch.manual_seed(0)
     nets, data = {name: Stopping() for name in "abcd"}, list(torch.randn(600, 4).split(100))
     call = {"measures": ["cka", "svcca"], "progress": False}
-    call["memory"] = int(nk.explain_many(nets, data, **call).way.statistics * 0.7)  # several passes
+    call["memory"] = int(nk.explain_many(nets, data, **call).schedule.statistics * 0.7)  # several passes
     nk.compare_many(nets, data, **call, save=tmp_path / "whole.netkin")
     nets["d"].left = 8
     with pytest.raises(KeyboardInterrupt):

@@ -9,6 +9,7 @@ import transcriptions
 from netkin.errors import ShapeError
 from netkin.statistics import LayerGrams
 from netkin.statistics import layer_rows as rows_module
+from quickly import slow_but
 
 LENGTHS = [(7, 7, 5, 6, 5, 7), (5, 7, 9, 9), (9, 5, 3, 3, 9, 9, 9, 9), (4, 5, 4, 5)]
 
@@ -24,7 +25,7 @@ def pair(words):
 
 
 @pytest.mark.parametrize("batch", [7, 16, 40, 50])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("lengths", slow_but(LENGTHS, *LENGTHS[:2]))
 def test_mini_batches_of_tokens_are_cut_as_they_come(pair, lengths, batch):
     measure, data = f"cka_minibatch(batch={batch})", texts(lengths)
     found = nk.compare(*pair, data, measure, layers=["embed", "layer.1"], shape="tokens")
@@ -57,8 +58,8 @@ def test_parts_that_are_even_each_and_not_together_are_not_merged(worlds):
         parts[0].merge(parts[1])
 
 
-@pytest.mark.parametrize("cap", [None, 40])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("cap", slow_but([None, 40], 40))
+@pytest.mark.parametrize("lengths", slow_but(LENGTHS, *LENGTHS[:2]))
 def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_path, pair, lengths, cap):
     if cap:
         monkeypatch.setattr(rows_module, "CAP", cap)
@@ -76,6 +77,7 @@ def test_rows_of_unequal_examples_are_merged_and_sampled_alike(monkeypatch, tmp_
         assert found["cka"].replicates == pytest.approx(whole["cka"].replicates, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_images_of_different_sizes_are_merged_by_their_places(maps):
     pair = maps().double(), maps().double()
     data = [torch.randn(5, 2, size, size, dtype=torch.float64) for size in (8, 6, 8, 10, 6)]

@@ -19,6 +19,8 @@ from netkin.comparing.pairs_job import PairsJob
 from netkin.errors import FileError, InvalidValue, MemoryLimit
 from netkin.jobs import Job
 from netkin.measures.registry import find
+from quickly import slow_but
+from refusals import refused
 
 MEASURES = ["cka", "svcca", "cka_debiased"]
 
@@ -78,18 +80,18 @@ def assert_same(many, other, atol=1e-7):
             np.testing.assert_allclose(mine.replicates, table.replicates, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("pairs", ["all", "corresponding"])
+@pytest.mark.parametrize("pairs", slow_but(["all", "corresponding"], "corresponding"))
 def test_several_passes_give_the_numbers_of_one(nets, inputs, pairs):
     nets, options = dict(list(nets.items())[:6]), {"pairs": pairs, "errors": True, "chunks": 2, "progress": False}
     whole = nk.compare_many(nets, inputs, MEASURES, **options)
     for model in nets.values():
         model.seen.clear()
     plan = nk.explain_many(nets, inputs, MEASURES, **options)
-    limit = plan.way.statistics // 2
+    limit = plan.schedule.statistics // 2
     told = nk.explain_many(nets, inputs, MEASURES, memory=limit, **options)
-    assert len(plan.way.blocks) == 1
-    assert len(told.way.blocks) > 1
-    assert told.way.bytes <= limit
+    assert len(plan.schedule.blocks) == 1
+    assert len(told.schedule.blocks) > 1
+    assert told.schedule.bytes <= limit
     parts = nk.compare_many(nets, inputs, MEASURES, memory=limit, **options)
     assert_same(parts, whole)
 
@@ -97,9 +99,9 @@ def test_several_passes_give_the_numbers_of_one(nets, inputs, pairs):
 def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
     data = DataLoader(TensorDataset(inputs.repeat(40, 1)), batch_size=300)
     plan = nk.explain_many(nets, data, MEASURES, progress=False)
-    limit = plan.way.statistics * 2 // 3
+    limit = plan.schedule.statistics * 2 // 3
     told = nk.explain_many(nets, data, MEASURES, memory=limit, progress=False)
-    assert not told.way.rows
+    assert not told.schedule.rows
     for model in nets.values():
         model.seen.clear()
     nk.compare_many(nets, data, MEASURES, memory=limit, progress=False)
@@ -107,11 +109,12 @@ def test_the_forward_passes_are_those_of_the_plan(nets, inputs):
     assert f"forward passes: {told.passes}" in str(told)
 
 
+@pytest.mark.slow
 def test_kept_rows_are_those_of_one_run(nets, inputs):
     plan = nk.explain_many(nets, inputs, MEASURES, progress=False)
-    limit = plan.way.statistics * 3 // 5
+    limit = plan.schedule.statistics * 3 // 5
     told = nk.explain_many(nets, inputs, MEASURES, memory=limit, progress=False)
-    assert told.way.rows
+    assert told.schedule.rows
     assert told.passes == len(nets)
     for model in nets.values():
         model.seen.clear()
@@ -125,8 +128,8 @@ def test_half_precision_is_remembered_with_kept_rows(inputs):
     nets = {str(place): nn.Linear(6, 40).to(torch.bfloat16) for place in range(6)}
     whole = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
     plan = nk.explain_many(nets, inputs.bfloat16(), "cca_mean", progress=False)
-    limit = plan.way.statistics * 2 // 3
-    assert nk.explain_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False).way.rows
+    limit = plan.schedule.statistics * 2 // 3
+    assert nk.explain_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False).schedule.rows
     parts = nk.compare_many(nets, inputs.bfloat16(), "cca_mean", memory=limit, progress=False)
     for pair, one in whole.items():
         assert one.provenance["directions a"] == parts[pair].provenance["directions a"]
@@ -138,11 +141,11 @@ def test_a_sample_is_taken_only_if_allowed_and_needed_and_it_is_named(nets, inpu
     assert whole["net0", "net1"].examples == 90  # all fit in one pass
     assert whole["net0", "net1"]["cka"].exactness == "exact"
     plan = nk.explain_many(nets, list(inputs.split(9)), "cka", progress=False)
-    limit = plan.way.statistics // 4
+    limit = plan.schedule.statistics // 4
     told = nk.explain_many(nets, list(inputs.split(9)), "cka", memory=limit, rows=30, progress=False)
     many = nk.compare_many(nets, list(inputs.split(9)), "cka", memory=limit, rows=30, progress=False)
     one = many["net0", "net1"]
-    assert told.way.is_sample
+    assert told.schedule.is_sample
     assert one["cka"].exactness == "a sample of 30 of 90 examples"
     assert one.examples == 30
     assert one.provenance["sample"] == "a sample of 30 of 90 examples, seed 0"
@@ -167,11 +170,12 @@ def test_models_given_by_name_are_loaded_when_they_run(tmp_path, monkeypatch):
     assert_same(nk.compare_many(models, data, "cka", **options), nk.compare_many(live, data, "cka", **options))
     plan = nk.explain_many(models, data, "cka", **options)
     weights = sum(one.nbytes for one in live["seed 0"].state_dict().values())
-    assert plan.way.models == 5 * weights
-    fewer = nk.explain_many(models, data, "cka", memory=plan.way.statistics + 2 * weights, **options)
-    assert len(fewer.way.blocks) > 1
+    assert plan.schedule.models == 5 * weights
+    fewer = nk.explain_many(models, data, "cka", memory=plan.schedule.statistics + 2 * weights, **options)
+    assert len(fewer.schedule.blocks) > 1
 
 
+@pytest.mark.slow
 def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, monkeypatch):
     models = {}
     for seed in range(6):
@@ -187,12 +191,14 @@ def test_models_given_by_name_are_forgotten_when_no_pass_needs_them(tmp_path, mo
         return model
 
     monkeypatch.setattr(sides, "load_model", counted)
-    two = nk.explain_many(list(models.values())[:2], data, "cka", **options).way
+    two = nk.explain_many(list(models.values())[:2], data, "cka", **options).schedule
     few = two.statistics + two.models
     told = nk.explain_many(models, data, "cka", memory=few, **options)
     most.clear()
     assert_same(nk.compare_many(models, data, "cka", memory=few, **options), whole)
-    assert max(most) <= max(len(block.models) for block in told.way.blocks) + 1 < 6  # one before another is forgotten
+    assert (
+        max(most) <= max(len(block.models) for block in told.schedule.blocks) + 1 < 6
+    )  # one before another is forgotten
 
 
 def test_models_given_by_name_need_no_data_for_measures_of_weights():
@@ -209,15 +215,15 @@ def test_data_of_another_order_in_each_pass_are_refused(more_nets):
             yield from torch.from_numpy(np.random.default_rng().normal(size=(5000, 6))).float().split(500)
 
     plan = nk.explain_many(more_nets, Drawn(), "cka", progress=False)
-    limit = plan.way.statistics * 2 // 3
+    limit = plan.schedule.statistics * 2 // 3
     plan = nk.explain_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
-    assert len(plan.way.blocks) > 1
+    assert len(plan.schedule.blocks) > 1
     with pytest.raises(InvalidValue, match="other examples, or another order, in each pass"):
         nk.compare_many(more_nets, Drawn(), "cka", memory=limit, progress=False)
 
 
 def test_what_two_models_need_is_refused_if_it_does_not_fit(nets, inputs):
-    with pytest.raises(MemoryLimit, match="need .* and the limit is"):
+    with refused(MemoryLimit, "memory"):
         nk.compare_many(nets, inputs, MEASURES, memory=2_000, progress=False)
     plan = nk.explain_many(nets, inputs, MEASURES, memory=2_000, progress=False)
     assert re.search("would be refused: .* need", str(plan))
@@ -225,7 +231,7 @@ def test_what_two_models_need_is_refused_if_it_does_not_fit(nets, inputs):
 
 @pytest.mark.parametrize("rows", [0, True, 2.5])
 def test_a_sample_of_no_size_is_refused(nets, inputs, rows):
-    with pytest.raises(InvalidValue, match="`rows` is the size of a sample of the examples"):
+    with refused(InvalidValue, "rows"):
         nk.compare_many(nets, inputs, rows=rows)
 
 
@@ -251,15 +257,15 @@ class Stopped(Counted):
         return super().forward(inputs)
 
 
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("passes", slow_but([1, 3], 3))
 def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     torch.manual_seed(0)
     nets, data = {str(place): Stopped().eval() for place in range(3)}, list(inputs.repeat(20, 1).split(150))
     call = {"measures": MEASURES, "errors": True, "chunks": 3, "progress": False}
     whole = nk.compare_many(nets, data, **call)
-    limit = nk.explain_many(nets, data, **call).way.statistics * 2 // (3 if passes > 1 else 2)
+    limit = nk.explain_many(nets, data, **call).schedule.statistics * 2 // (3 if passes > 1 else 2)
     call |= {"memory": limit, "save": tmp_path / "many.netkin"}
-    assert len(nk.explain_many(nets, data, **call).way.blocks) == passes
+    assert len(nk.explain_many(nets, data, **call).schedule.blocks) == passes
     nets["2"].seen.clear()
     nets["2"].left = 750 if passes == 1 else 1800 + 1200  # in the 4th of 8 shares, or in the 2nd of its 2nd pass
     with pytest.raises(KeyboardInterrupt):
@@ -279,6 +285,7 @@ def test_a_job_continues_where_it_stopped(inputs, tmp_path, passes):
     assert not list((tmp_path / "many.netkin.job" / "parts").glob("sums*"))
 
 
+@pytest.mark.slow
 def test_a_job_counts_the_examples_of_all_its_shares(nets, inputs, tmp_path, monkeypatch):
     monkeypatch.setattr("netkin.progress.PAUSE", 0)
     heard, data = [], list(inputs.split(10))
@@ -303,22 +310,25 @@ def test_sums_of_another_number_of_shares_are_not_continued(nets, inputs):
     with Job(None, "comparison", {}) as job:
         parts = PairsJob(job, [find("cka")], [block])
         with pytest.raises(KeyboardInterrupt):
-            parts.compared(block, 4, collect)
-        (found,) = parts.compared(block, 2, collect)  # as where models are added, by which a pass has fewer shares
+            parts.comparisons_of(block, 4, collect)
+        (found,) = parts.comparisons_of(
+            block, 2, collect
+        )  # as where models are added, by which a pass has fewer shares
     assert found.examples == len(inputs)
     whole = nk.compare(a, b, inputs, "cka", progress=False)
     np.testing.assert_allclose(found["cka"].values, whole["cka"].values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_that_need_a_sample_join_a_job_that_needed_none(more_nets, inputs, tmp_path):
     data, save = list(inputs.split(9)), tmp_path / "many.netkin"
     two = {name: more_nets[name] for name in ("net0", "net1")}
-    limit = nk.explain_many(two, data, "cka", progress=False).way.statistics
+    limit = nk.explain_many(two, data, "cka", progress=False).schedule.statistics
     call = {"rows": 30, "memory": limit, "save": save, "progress": False}
     assert nk.compare_many(two, data, "cka", **call)["net0", "net1"].examples == 90
     plan = nk.explain_many(more_nets, data, "cka", **call)
-    assert plan.way.is_sample
-    assert ("net0", "net1") in [block.models for block in plan.way.blocks]  # as in the first call
+    assert plan.schedule.is_sample
+    assert ("net0", "net1") in [block.models for block in plan.schedule.blocks]  # as in the first call
     many = nk.compare_many(more_nets, data, "cka", **call)
     assert {one.examples for one in many.values()} == {30}
 
@@ -373,6 +383,7 @@ def test_both_calls_take_the_same_arguments():
     assert plan.return_annotation == ManyPlan.__name__
 
 
+@pytest.mark.slow
 def test_a_small_limit_and_a_sample_are_planned_as_they_are_done(inputs):
     torch.manual_seed(0)
     nets = {str(place): nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 5)) for place in range(12)}
@@ -385,7 +396,7 @@ def test_a_small_limit_and_a_sample_are_planned_as_they_are_done(inputs):
                 nk.compare_many(nets, data, "cka", **call)
         else:
             examples = {one.examples for one in nk.compare_many(nets, data, "cka", **call).values()}
-            assert examples == {500 if plan.way.is_sample else 1800}
+            assert examples == {500 if plan.schedule.is_sample else 1800}
 
 
 def test_options_of_each_model_hold_in_every_pass(nets, inputs):
@@ -396,7 +407,7 @@ def test_options_of_each_model_hold_in_every_pass(nets, inputs):
     plan = nk.explain_many(three, [inputs], "cka", memory=60_000, **how)
     few = nk.compare_many(three, [inputs], "cka", memory=60_000, **how)
     whole = nk.compare_many(three, [inputs], "cka", **how)
-    assert len(plan.way.blocks) == 3
+    assert len(plan.schedule.blocks) == 3
     for pair, comparison in whole.items():
         np.testing.assert_allclose(few[pair]["cka"].values, comparison["cka"].values, atol=1e-6)
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.errors import InvalidValue, ShapeError, UnknownName
+from refusals import refused
 
 
 def test_corresponding_layers_have_the_same_name(maps, images, layers):
@@ -48,17 +49,17 @@ def test_pairs_are_the_same_for_all_models(maps, images):
 
 
 @pytest.mark.parametrize(
-    "pairs, fault, words",
+    "pairs, fault, argument",
     [
-        ("some", UnknownName, "`pairs` is 'all', 'corresponding', 'band:2' or a list of .layer, layer.; got 'some'"),
-        ([("conv1", "conv9")], UnknownName, "`pairs` names layer 'conv9', which 'b' does not give; did you mean 'conv"),
-        ([], InvalidValue, "must hold .layer, layer.*got an empty list"),
-        (["conv1"], InvalidValue, "must hold .layer, layer.*got 'conv1'"),
-        (3, InvalidValue, "must hold .layer, layer.*got 3"),
+        ("some", UnknownName, "pairs"),
+        ([("conv1", "conv9")], UnknownName, "pairs"),
+        ([], InvalidValue, "pairs"),
+        (["conv1"], InvalidValue, "pairs"),
+        (3, InvalidValue, "pairs"),
     ],
 )
-def test_pairs_that_make_no_sense_are_refused(maps, images, pairs, fault, words):
-    with pytest.raises(fault, match=words):
+def test_pairs_that_make_no_sense_are_refused(maps, images, pairs, fault, argument):
+    with refused(fault, argument):
         nk.compare(maps(), maps(), images, pairs=pairs)
 
 

@@ -22,6 +22,7 @@ from netkin.measures import measures
 from netkin.sources.batches import Batches, Borrowed
 from netkin.statistics import LayerMoments
 from netkin.statistics import layer_rows as rows_module
+from quickly import slow_after, slow_but
 from table_worlds import sentences
 from worlds import Worlds
 
@@ -74,7 +75,7 @@ CHUNKS = [{}, {"errors": True, "chunks": 4}]
 # --- recorded rows ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+@pytest.mark.parametrize("chunks", slow_but(CHUNKS, CHUNKS[1]), ids=["no chunks", "chunks"])
 @pytest.mark.parametrize("n, p, q", [(90, 5, 6), (40, 60, 50)], ids=["n > d", "n < d"])
 def test_every_measure_of_merged_parts_is_that_of_the_whole(tmp_path, n, p, q, chunks):
     subjects = recorded(n, p, q)
@@ -83,7 +84,7 @@ def test_every_measure_of_merged_parts_is_that_of_the_whole(tmp_path, n, p, q, c
         assert_same(merged(tmp_path, subjects, order, len(order), EVERY, **chunks), whole)
 
 
-@pytest.mark.parametrize("chunks", CHUNKS, ids=["no chunks", "chunks"])
+@pytest.mark.parametrize("chunks", slow_but(CHUNKS, CHUNKS[1]), ids=["no chunks", "chunks"])
 @pytest.mark.parametrize(
     "sizes, asked, options",
     [
@@ -113,7 +114,7 @@ def test_a_sample_of_merged_parts_is_that_of_the_whole(tmp_path, monkeypatch, ch
         assert_same(found, whole)
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(st.data())
 def test_parts_of_any_sizes_in_any_order_are_the_whole(data):
     n, asked = 60, ["cka", "cka_debiased", "pwcca", "nbs", "cka_minibatch(batch=16)", "cka_rbf"]
@@ -147,13 +148,16 @@ def test_rows_merge_with_moments_either_way():
 
 @pytest.mark.parametrize(
     "data",
-    [
-        lambda images: images,
-        lambda images: images.numpy(),
-        TensorDataset,
-        lambda images: DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=7),
-        lambda images: list(images.split(9)),
-    ],
+    slow_after(
+        2,
+        [
+            lambda images: images,
+            lambda images: images.numpy(),
+            TensorDataset,
+            lambda images: DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=7),
+            lambda images: list(images.split(9)),
+        ],
+    ),
     ids=["tensor", "array", "data set", "loader", "list"],
 )
 def test_models_run_on_parts_of_any_data(tmp_path, doubles, inputs, data):
@@ -172,7 +176,7 @@ def test_models_of_other_shapes_run_on_parts(tmp_path, doubles, inputs, shape, r
     assert_same(merged(tmp_path, (*doubles, inputs), (3, 1, 2), 3, asked, **options), whole)
 
 
-@pytest.mark.parametrize("shape", ["tokens", "mean", "last"])
+@pytest.mark.parametrize("shape", slow_after(1, ["tokens", "mean", "last"]))
 def test_padded_sentences_run_on_parts(tmp_path, words, sentences, shape):
     pair, asked = (words().double(), words().double()), ["cka", "cka_debiased", "cca_mean", "cka_rbf"]
     options = {"shape": shape, "layers": ["embed", "layer.1"], "errors": True, "chunks": 3}

@@ -15,6 +15,7 @@ from netkin.comparing import plan as planning
 from netkin.errors import MemoryLimit
 from netkin.statistics import LayerGrams, LayerSize, Study
 from netkin.statistics.grams import GramSettings
+from quickly import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,7 @@ def test_no_more_memory_is_taken_than_the_plan_says(measures, n, widths, kind, o
 
 
 @pytest.mark.parametrize("options", [{}, {"errors": True, "chunks": 8}])
-@pytest.mark.parametrize("measure", ["cka", "cca_mean"])
+@pytest.mark.parametrize("measure", slow_but(["cka", "cca_mean"], "cca_mean"))
 def test_spectra_take_no_more_memory_than_the_plan_says(measure, options):
     sizes = [(8, 8, 8), (12, 4, 4), (10,)]
     a, b = ({f"x{i}": torch.randn(300, *size) for i, size in enumerate(sizes)} for _ in "ab")

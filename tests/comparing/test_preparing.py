@@ -10,6 +10,7 @@ from torch import nn
 import netkin as nk
 from netkin.comparing import tabulating
 from netkin.statistics import Moments
+from quickly import slow_after
 
 MEASURES = ["cka", "cca_mean", "svcca", "pwcca", "nbs", "nbs_uncentered", "shape_distance", "gulp", "cka_debiased"]
 
@@ -71,6 +72,7 @@ def test_of_a_model_with_itself_symmetric_measures_are_prepared_for_half_of_the_
     assert (names.count("svcca"), names.count("pwcca")) == (15, 25)
 
 
+@pytest.mark.slow
 def test_values_and_replicates_are_those_of_pairs_that_nothing_prepared(model, data, monkeypatch):
     ours = nk.compare(model, model, data, measures=MEASURES, errors=True, chunks=4)
     monkeypatch.delattr(Moments, "prepare")
@@ -89,7 +91,9 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("measures", "threads"), [("cka", [1]), ("cka_rbf", [2]), ("cka cka_rbf", [1, 2])])
+@pytest.mark.parametrize(
+    ("measures", "threads"), slow_after(1, [("cka", [1]), ("cka_rbf", [2]), ("cka cka_rbf", [1, 2])], several=True)
+)
 def test_one_thread_reads_small_moments_and_all_read_rows(data, measures, threads, two_threads, monkeypatch):
     seen, value_of = {}, tabulating.value_of
 

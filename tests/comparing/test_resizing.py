@@ -6,6 +6,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 import netkin as nk
 from netkin.errors import InvalidValue, UnknownName
+from refusals import refusals
 
 MEASURES = ["cka", "cca_mean", "cka_minibatch(batch=16)", "cka_rbf"]
 SIZES = {"conv1": 8, "conv2": 4}
@@ -82,10 +83,10 @@ def test_a_reason_names_an_averaged_map_with_its_size(worlds):
 
 
 def test_other_ways_of_resizing_are_refused(maps, images):
-    with pytest.raises(UnknownName, match="`resize` is None or 'average'; got 'nearest'"):
-        nk.compare(maps(), data=images, shape="positions", resize="nearest")
-    with pytest.raises(InvalidValue, match="`resize` goes with shape='positions' or shape='dft'; got shape='pool'"):
-        nk.compare(maps(), data=images, shape="pool", resize="average")
+    refusals(
+        (lambda: nk.compare(maps(), data=images, shape="positions", resize="nearest"), UnknownName, "resize"),
+        (lambda: nk.compare(maps(), data=images, shape="pool", resize="average"), InvalidValue, "resize"),
+    )
 
 
 def test_nan_is_refused_here_as_well(maps, images):

@@ -17,6 +17,7 @@ from netkin import arrays, progress
 from netkin.errors import InvalidValue, ShapeError
 from netkin.measures import find
 from netkin.statistics import layer_moments
+from quickly import slow_but
 from table_worlds import sentences
 
 ASKED = ["cka", "cka_debiased", "cca_mean", "cka_rbf", "cka_minibatch(batch=8)"]
@@ -306,8 +307,8 @@ class Doubles(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize("shape", ["pool", "flatten"])
-@pytest.mark.parametrize("errors", [False, True])
+@pytest.mark.parametrize("shape", slow_but(["pool", "flatten"], "pool"))
+@pytest.mark.parametrize("errors", slow_but([False, True], True))
 @pytest.mark.parametrize("measure", ["cka", "nbs", "cka_debiased", "cka_rbf", "cka_minibatch(batch=16)"])
 def test_a_device_without_float64_is_asked_for_none(maps, images, layers, monkeypatch, measure, errors, shape):
     chosen = find(measure)  # here, since its parameters are tried on the host

@@ -10,6 +10,7 @@ import netkin as nk
 from netkin.comparing.alignment import Alignment
 from netkin.errors import InvalidValue, UnknownName
 from netkin.representations.inputs import examples_in
+from refusals import refused
 
 FEW = 2  # runs of few examples before the first batch, which show the layers
 
@@ -156,7 +157,7 @@ def test_a_model_is_lent_to_the_device_and_brought_back(monkeypatch):
 
 def test_a_device_without_numbers_is_refused_and_the_model_keeps_its_weights(maps, images):
     model = maps()
-    with pytest.raises(UnknownName, match="there is no device 'meta' here"):
+    with refused(UnknownName, "device"):
         nk.compare(model, data=images, device="meta")
     assert torch.isfinite(model.fc.weight).all()
     half = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
@@ -202,7 +203,7 @@ def test_two_loaders_that_shuffle_apart_are_refused(maps, images):
 
 def test_masked_values_in_the_data_are_refused(maps, images):
     holes = np.ma.masked_greater(images.numpy(), 1)
-    with pytest.raises(InvalidValue, match="`data` has [0-9,]+ masked values among"):
+    with refused(InvalidValue, "data"):
         nk.compare(maps(), data=holes)
     whole = nk.compare(maps(), data=np.ma.masked_array(images.numpy()), layers="fc")
     assert whole["fc", "fc"] == pytest.approx(1)

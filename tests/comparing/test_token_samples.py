@@ -3,52 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import netkin as nk
 from netkin.comparing import explain
 from netkin.errors import InvalidValue
 from netkin.statistics import TokenRows
-
-LINEAR = ["cka", "cka_debiased", "angular_cka", "procrustes_distance", "nbs", "svcca(variance=0.9)", "cca_mean"]
-
-
-class Blocks(nn.Module):
-    """Tokens through a few blocks; `attention_mask` says which of them count."""
-
-    def __init__(self, width=12, depth=3):
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-
-    def forward(self, input_ids, attention_mask=None):
-        hidden = self.embed(input_ids)
-        for block in self.blocks:
-            hidden = hidden + torch.tanh(block(hidden))
-        return hidden
-
-
-def models(**options):
-    torch.manual_seed(0)
-    return Blocks(**options).eval(), Blocks(**options).eval()
-
-
-def sequences(count=40, length=9, batch=8, ragged=True):
-    draw = torch.Generator().manual_seed(1)
-    ids = torch.randint(50, (count, length), generator=draw)
-    lengths = torch.randint(3, length + 1, (count, 1), generator=draw) if ragged else length
-    mask = (torch.arange(length) < lengths).long().expand(count, length)
-    return [{"input_ids": i, "attention_mask": m} for i, m in zip(ids.split(batch), mask.split(batch), strict=True)]
+from sequence_worlds import LINEAR, models, sequences
 
 
 def compared(data, measures=("cka", "cka_debiased"), nets=None, **options):
     return nk.compare(*(nets or models()), data, measures, layers="blocks.*", shape="tokens", progress=False, **options)
 
 
+@pytest.mark.parametrize("width", [12, 64])  # narrow ones have products of features, wider ones Gram matrices
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_sample_of_all_tokens_gives_what_moments_give(ragged):
-    data = sequences(ragged=ragged)
-    exact, sampled = compared(data, LINEAR), compared(data, LINEAR, tokens=10_000)
+def test_a_sample_of_all_tokens_gives_what_moments_give(ragged, width):
+    data, nets = sequences(ragged=ragged), models(width=width)
+    exact, sampled = compared(data, LINEAR, nets), compared(data, LINEAR, nets, tokens=10_000)
     for measure in LINEAR:
         assert exact[measure].statistic == "Moments"
         assert (sampled[measure].statistic, sampled[measure].exactness) == ("Rows", "exact")
@@ -97,6 +68,7 @@ def test_the_sample_does_not_depend_on_batches_parts_or_files(batch, tmp_path):
         assert merged[measure].exactness.startswith("a sample of 60 of 360 tokens")  # masks are seen in mappings alone
 
 
+@pytest.mark.slow
 def test_samples_scatter_about_the_exact_value():
     data = sequences(count=64, length=16)
     exact = compared(data)["cka_debiased"].values

@@ -9,6 +9,7 @@ import netkin as nk
 from netkin.measures import measures
 from netkin.statistics import Grams, Moments
 from netkin.statistics import layer_rows as row_statistics
+from quickly import slow_after, slow_but
 
 EVERY = sorted(measures(matrices=True))
 LINEAR = [name for name in EVERY if measures()[name].facts.reads is Moments]
@@ -29,7 +30,7 @@ def check(comparison, rows_a, rows_b, value, tolerance=2e-5):
                     assert (x, y) in table.missing, (table.id, x, y)
 
 
-@pytest.mark.parametrize("shape", ["pool", "flatten"])
+@pytest.mark.parametrize("shape", slow_after(1, ["pool", "flatten"]))
 def test_every_measure_on_maps(maps, images, value, shape, layers):
     a, b = maps(), maps(6)
     comparison = nk.compare(a, b, list(images.split(16)), EVERY, layers=layers, shape=shape)
@@ -39,6 +40,7 @@ def test_every_measure_on_maps(maps, images, value, shape, layers):
     assert comparison.examples == 50
 
 
+@pytest.mark.slow
 def test_every_measure_on_positions_of_equal_maps(maps, images, value):
     a, b = maps(stride=1), maps(3, stride=1)
     layers = ["conv1", "conv2"]
@@ -48,7 +50,7 @@ def test_every_measure_on_positions_of_equal_maps(maps, images, value):
     assert not comparison["cka_rbf"].missing
 
 
-@pytest.mark.parametrize("shape", ["mean", "tokens", "flatten", "cls", "last"])
+@pytest.mark.parametrize("shape", slow_but(["mean", "tokens", "flatten", "cls", "last"], "mean", "tokens"))
 def test_every_measure_on_padded_tokens(words, sentences, value, shape):
     a, b = words(), words(4)
     # with fewer examples than features some correlations tie at 1, and pwcca's weights are anybody's choice
@@ -89,7 +91,7 @@ def test_float64_rows_keep_their_precision(worlds):
         assert comparison[name]["x", "y"] == pytest.approx(getattr(nk, name)(X, Y), abs=1e-9)
 
 
-@pytest.mark.parametrize("size", [1, 7, 128])
+@pytest.mark.parametrize("size", slow_after(1, [1, 7, 128]))
 def test_the_size_of_batches_does_not_matter(worlds, identity, size, value):
     X = torch.from_numpy(worlds.normal(200, 6)).float()
     model = identity()

@@ -17,6 +17,7 @@ import netkin as nk
 from netkin.errors import FileError, ShapeError
 from netkin.identity import Form, form_difference, form_of
 from netkin.training import train
+from quickly import slow_after
 
 INPUTS = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 
@@ -137,8 +138,12 @@ def test_equal_models_have_equal_forms_however_they_are_wrapped_or_copied():
     assert form_of(torch.fx.symbolic_trace(model[0])) == form_of(torch.fx.symbolic_trace(model[0]))
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_form():
-    code = "from tests.identity import test_forms as t; print(t.form_of(t.everything()).to_json())"
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); from tests.identity import test_forms as t; "
+        "print(t.form_of(t.everything()).to_json())"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
@@ -225,7 +230,9 @@ CHANGES = [(counted, {"count": 0}), (tallied, {"tallies": {"passes": {}}}), (cac
            (remembered, {"cache": None}), (buffered, {})]  # fmt: skip
 
 
-@pytest.mark.parametrize("change, attributes", CHANGES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "change, attributes", slow_after(2, CHANGES, several=True), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_models_that_running_changes_go_on_and_merge(tmp_path, change, attributes):
     def pair():
         return {name: Changing(seed, change, **copy.deepcopy(attributes)) for seed, name in enumerate("ab")}

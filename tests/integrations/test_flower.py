@@ -18,7 +18,7 @@ from federated_worlds import network
 from netkin.errors import InvalidValue, MissingExtra
 from netkin.integrations.flower import client_app, federation_strategy
 
-HOW = {"rate": 0.1, "batch": 4}
+HOW = {"lr": 0.1, "batch": 4}
 
 
 def clients(count=3, size=10):

@@ -75,6 +75,7 @@ def fit(module, callback, folder, epochs=2, **options):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, options", SCHEDULES, ids=["linear", "fractions", "similarity"])
 def test_lightning_trains_as_the_plain_loop_does(tmp_path, schedule, options):
     twice = [*BATCHES[:4], *BATCHES[:4]]
@@ -119,6 +120,7 @@ def test_lightning_resumes_with_what_was_frozen(tmp_path, schedule, options):
     assert same(weights(resumed.net), weights(whole.net))
 
 
+@pytest.mark.slow
 def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
     module, callback = in_lightning(), lightning_callback({"net.conv1": 0})
     module.training_step = lambda *_: 1 / 0
@@ -127,6 +129,7 @@ def test_lightning_gives_the_model_back_after_a_crash(tmp_path):
     assert module.net.conv1.weight.requires_grad
 
 
+@pytest.mark.slow
 def test_the_callback_for_lightning_can_be_pickled():
     pytest.importorskip("lightning", reason="the extra `lightning` is not installed")
     copied = pickle.loads(pickle.dumps(lightning_callback({"net.conv1": 0.5}, steps=8)))
@@ -244,6 +247,7 @@ def test_a_language_model_is_frozen_block_by_block(tmp_path, checkpointing):
     assert callback.freezing.members(layers[0]) == ["bert.embeddings", layers[0]]
 
 
+@pytest.mark.slow
 def test_several_processes_that_would_wait_are_refused():
     distributed = SimpleNamespace(value="distributed")
     for looks, static, checkpointing in [(False, None, False), (None, None, True), (True, True, False)]:

@@ -23,6 +23,7 @@ def recorded(log, **options):
     return recorder
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_scalars_and_a_figure(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

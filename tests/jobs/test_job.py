@@ -390,6 +390,7 @@ def test_all_jobs_below_a_folder_are_found_the_newest_first(tmp_path):
     assert jobs.list_jobs(tmp_path / "one" / "parts") == []
 
 
+@pytest.mark.slow
 def test_a_job_is_watched_without_torch(tmp_path):
     squares(tmp_path / "job")
     program = f"import sys, netkin.jobs\nprint(netkin.jobs.read({str(tmp_path / 'job')!r}).done)\n"

@@ -23,6 +23,7 @@ from netkin.results import Comparison, Comparisons, Series
 from netkin.sources.weights import read_state
 from netkin.training.saving import unpack_state
 from processes import ended, started
+from quickly import slow_but
 
 KILLS = int(os.environ.get("NETKIN_KILLS", "4"))
 TIMES = ("created",)
@@ -65,7 +66,7 @@ def compared(path):
 
 def learned(path):
     model = nn.Sequential(*nets(1)[0], nn.Dropout(0.2), nn.BatchNorm1d(3))
-    recipe = nk.Recipe(epochs=4, optimizer="adam", rate=0.01, schedule="cosine")
+    recipe = nk.Recipe(epochs=4, optimizer="adam", lr=0.01, schedule="cosine")
     history = nk.train(model, batches(), recipe, test=batches()[:1], seed=3, save=path, every=2, progress=False)
     return model.state_dict(), history
 
@@ -168,16 +169,16 @@ def check_full_disk(name, folder, full):
     return begun
 
 
-@pytest.mark.parametrize("size", [4096, 8192])
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("size", slow_but([4096, 8192], 4096))
+@pytest.mark.parametrize("name", slow_but(WORK, "training"))
 def test_files_that_are_too_large_take_no_number_along_and_are_written_later(name, size, tmp_path, files_up_to):
     state = check_full_disk(name, tmp_path, files_up_to(size))
     assert state.condition == "failed"
     assert re.match(FULL, state.error)
 
 
-@pytest.mark.parametrize("writes", [4, 7])
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("writes", slow_but([4, 7], 4))
+@pytest.mark.parametrize("name", slow_but(WORK, "study", "pairs"))
 def test_a_disk_that_fills_up_takes_no_number_along_and_the_rest_is_continued(name, writes, tmp_path):
     state = check_full_disk(name, tmp_path, full_after(writes))
     assert state.total is None or state.done < state.total

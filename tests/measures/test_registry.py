@@ -16,6 +16,7 @@ from netkin.errors import InflatedWarning, InvalidValue, NetkinError, NoValue, U
 from netkin.measures import find, measure, measures, registry
 from netkin.measures.registry import value_of
 from netkin.statistics import Grams, Moments, Rows
+from refusals import refusals, refused
 
 PLAIN = {"higher_is_closer": True, "bounds": (0.0, 1.0), "unchanged_by": {"rotation"}, "reference": "nobody (2024)"}
 
@@ -91,48 +92,45 @@ def test_two_ids_never_mean_the_same_number():
 
 
 @pytest.mark.parametrize(
-    "spec, sentence",
+    "spec, argument",
     [
-        ("ckaa", "no measure named 'ckaa'; did you mean 'cka'\\? `netkin list measures` lists all\\."),
-        ("svca(variance=0.9)", "no measure named 'svca'; did you mean 'svcca'\\?"),
-        ("zzz", "no measure named 'zzz'; `netkin list measures` lists all\\."),
-        (
-            "svcca(varianc=0.9)",
-            "'svcca' has no parameter 'varianc'; did you mean 'variance'\\? its parameters are variance\\.",
-        ),
-        ("svcca(q=0.9)", "'svcca' has no parameter 'q'; its parameters are variance\\."),
-        ("cka(variance=0.9)", "'cka' has no parameter 'variance'; it has no parameters\\."),
-        ("svcca(0.9)", "'svcca\\(0.9\\)' is no measure; write a name, or a name with parameters"),
-        ("svcca(variance=0.9", "is no measure; write a name"),
-        ("svcca(**x)", "'svcca' has no parameter '\\*\\*'"),
-        ("", "'' is no measure; write a name"),
-        ("cka + nbs", "is no measure; write a name"),
-        ("a.cka", "is no measure; write a name"),
-        ("cka\0", "is no measure; write a name"),
-        ("svcca(variance=1/2)", "is no measure; write a name"),
-        ("svcca(variance={[]: 1})", "is no measure; write a name"),
-        ("svcca(variance=0.9, variance=0.8)", "is no measure; write a name"),
+        ("ckaa", "measures"),
+        ("svca(variance=0.9)", "measures"),
+        ("zzz", "measures"),
+        ("svcca(varianc=0.9)", "varianc"),
+        ("svcca(q=0.9)", "q"),
+        ("cka(variance=0.9)", "variance"),
+        ("svcca(0.9)", "measures"),
+        ("svcca(variance=0.9", "measures"),
+        ("svcca(**x)", "**"),
+        ("", "measures"),
+        ("cka + nbs", "measures"),
+        ("a.cka", "measures"),
+        ("cka\0", "measures"),
+        ("svcca(variance=1/2)", "measures"),
+        ("svcca(variance={[]: 1})", "measures"),
+        ("svcca(variance=0.9, variance=0.8)", "measures"),
     ],
 )
-def test_what_cannot_be_found_is_refused_with_advice(spec, sentence):
-    with pytest.raises(UnknownName, match=sentence):
+def test_what_cannot_be_found_is_refused_with_advice(spec, argument):
+    with refused(UnknownName, argument):
         find(spec)
 
 
 @pytest.mark.parametrize(
-    "spec, sentence",
+    "spec, argument",
     [
-        ("svcca(variance=f(2))", "`variance` must be of type float"),
-        ("svcca(variance=lots)", "`variance` must be of type float, like its default 0.99; got 'lots'\\."),
-        ("svcca(variance=True)", "`variance` must be of type float"),
-        ("svcca(variance=None)", "`variance` must be of type float.*got None"),
-        ("svcca_k(k=2.5)", "`k` must be of type int, like its default 10; got 2.5\\."),
-        ("svcca_k(k=True)", "`k` must be of type int, like its default 10; got True\\."),
-        ("cka_minibatch(kernel=3)", "`kernel` must be of type str, like its default 'linear'; got 3\\."),
+        ("svcca(variance=f(2))", "variance"),
+        ("svcca(variance=lots)", "variance"),
+        ("svcca(variance=True)", "variance"),
+        ("svcca(variance=None)", "variance"),
+        ("svcca_k(k=2.5)", "k"),
+        ("svcca_k(k=True)", "k"),
+        ("cka_minibatch(kernel=3)", "kernel"),
     ],
 )
-def test_a_parameter_of_the_wrong_type_is_refused(spec, sentence):
-    with pytest.raises(InvalidValue, match=sentence):
+def test_a_parameter_of_the_wrong_type_is_refused(spec, argument):
+    with refused(InvalidValue, argument):
         find(spec)
 
 
@@ -152,7 +150,7 @@ def test_a_number_too_large_for_a_float_is_refused():
 
 @pytest.mark.parametrize("thing", [5, None, 2.5, ["cka"]])
 def test_what_is_neither_text_nor_function_is_refused(thing):
-    with pytest.raises(UnknownName, match="is no measure"):
+    with refused(UnknownName, "measures"):
         find(thing)
 
 
@@ -160,7 +158,7 @@ def test_a_function_that_only_bears_the_name_of_a_measure_is_refused():
     def cka(X, Y):
         return 0.0
 
-    with pytest.raises(UnknownName, match="cka"):
+    with refused(UnknownName, "measures"):
         find(cka)
 
 
@@ -171,28 +169,28 @@ def test_any_text_names_a_measure_or_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "name, parameters, sentence",
+    "name, parameters, kind, argument",
     [
-        ("svcca", {"variance": 0.0}, "`variance` must lie above 0 and at most at 1; got 0.0\\."),
-        ("svcca", {"variance": 1.01}, "`variance` must lie above 0 and at most at 1; got 1.01\\."),
-        ("svcca", {"variance": math.nan}, "`variance` must lie above 0"),
-        ("svcca_by_sum", {"variance": -1.0}, "`variance` must lie above 0 and at most at 1; got -1.0\\."),
-        ("svcca_k", {"k": 0}, "`k` must be at least 1; got 0\\."),
-        ("shape_distance", {"alpha": 1.5}, "`alpha` must lie between 0 and 1; got 1.5\\."),
-        ("shape_distance", {"alpha": math.nan}, "`alpha` must lie between 0 and 1"),
-        ("shape_distance", {"whitening": "zca"}, "`whitening` is 'second_moment'.* or 'covariance'.*; got 'zca'\\."),
-        ("gulp", {"ridge": 0.0}, "`ridge` must be above 0; got 0.0\\."),
-        ("gulp", {"ridge": math.inf}, "`ridge` must be.*inf"),
-        ("cka_rbf", {"fraction": 0.0}, "`fraction` must be above 0; got 0.0\\."),
-        ("cka_rbf", {"fraction": math.inf}, "`fraction` must be.*inf"),
-        ("cka_rbf_debiased", {"fraction": -0.4}, "`fraction` must be above 0; got -0.4\\."),
-        ("cka_minibatch", {"kernel": "rbf", "fraction": 0.0}, "`fraction` must be above 0"),
-        ("cka_minibatch", {"batch": 3}, "a mini-batch needs at least 4 examples for HSIC₁; got batch=3\\."),
-        ("cka_minibatch", {"kernel": "cubic"}, "no kernel named 'cubic'; choose one of linear, rbf\\."),
+        ("svcca", {"variance": 0.0}, InvalidValue, "variance"),
+        ("svcca", {"variance": 1.01}, InvalidValue, "variance"),
+        ("svcca", {"variance": math.nan}, InvalidValue, "variance"),
+        ("svcca_by_sum", {"variance": -1.0}, InvalidValue, "variance"),
+        ("svcca_k", {"k": 0}, InvalidValue, "k"),
+        ("shape_distance", {"alpha": 1.5}, InvalidValue, "alpha"),
+        ("shape_distance", {"alpha": math.nan}, InvalidValue, "alpha"),
+        ("shape_distance", {"whitening": "zca"}, UnknownName, "whitening"),
+        ("gulp", {"ridge": 0.0}, InvalidValue, "ridge"),
+        ("gulp", {"ridge": math.inf}, InvalidValue, "ridge"),
+        ("cka_rbf", {"fraction": 0.0}, InvalidValue, "fraction"),
+        ("cka_rbf", {"fraction": math.inf}, InvalidValue, "fraction"),
+        ("cka_rbf_debiased", {"fraction": -0.4}, InvalidValue, "fraction"),
+        ("cka_minibatch", {"kernel": "rbf", "fraction": 0.0}, InvalidValue, "fraction"),
+        ("cka_minibatch", {"batch": 3}, InvalidValue, "batch"),
+        ("cka_minibatch", {"kernel": "cubic"}, UnknownName, "kernel"),
     ],
 )
-def test_a_parameter_out_of_range_is_refused(worlds, value, name, parameters, sentence):
-    with pytest.raises((InvalidValue, UnknownName), match=sentence):
+def test_a_parameter_out_of_range_is_refused(worlds, value, name, parameters, kind, argument):
+    with refused(kind, argument):
         value(name, *worlds.related(20, 4, 3), **parameters)
 
 
@@ -289,10 +287,10 @@ def test_enough_examples_and_measures_of_norms_are_not_warned_about(worlds, name
 
 
 def test_one_matrix_alone_is_refused(worlds):
-    with pytest.raises(InvalidValue, match="`cka` takes two matrices, or one `Moments`; got ndarray\\."):
-        m.cka(worlds.normal(5, 2))
-    with pytest.raises(InvalidValue, match="`cka_minibatch` takes two matrices, or one `Grams`; got Moments\\."):
-        m.cka_minibatch(Moments.of(worlds.normal(5, 2), worlds.normal(5, 2)))
+    refusals(
+        (lambda: m.cka(worlds.normal(5, 2)), InvalidValue, ""),
+        (lambda: m.cka_minibatch(Moments.of(worlds.normal(5, 2), worlds.normal(5, 2))), InvalidValue, ""),
+    )
 
 
 def test_an_unknown_keyword_is_a_type_error_as_in_any_function(worlds):

@@ -13,6 +13,8 @@ from hypothesis.extra import numpy as hnp
 from netkin import measures as m
 from netkin.errors import InvalidValue, NetkinError, NoValue, ShapeError
 from netkin.measures import measures
+from quickly import slow_after
+from refusals import refused
 
 NAMES = list(measures(matrices=True))
 ABOUT_THE_ORIGIN = ("cka_uncentered", "nbs_uncentered", "eigenspace_overlap_uncentered", "magnitude_difference")
@@ -146,20 +148,20 @@ def test_unpaired_rows_are_refused_with_advice(worlds, value, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(4,), (4, 3, 2, 2), ()])
 def test_what_is_no_matrix_is_refused(worlds, value, name, shape):
-    with pytest.raises(ShapeError, match="`Y` must be a matrix with one row per example; got shape"):
+    with refused(ShapeError, "Y"):
         value(name, worlds.normal(4, 3), np.ones(shape))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
 def test_empty_matrices_are_refused(worlds, value, name, shape):
-    with pytest.raises(ShapeError, match="`X` is empty: shape"):
+    with refused(ShapeError, "X"):
         value(name, np.ones(shape), worlds.normal(4, 3))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_complex_numbers_are_refused(worlds, value, name):
-    with pytest.raises(InvalidValue, match="`X` holds complex numbers \\(complex128\\)"):
+    with refused(InvalidValue, "X"):
         value(name, worlds.normal(8, 3) + 1j, worlds.normal(8, 3))
 
 
@@ -192,7 +194,7 @@ def test_a_mean_a_million_times_the_spread_costs_little(worlds, value, name):
 
 
 @pytest.mark.parametrize("name", SCALE_FREE)
-@pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e-36, 1e25, 1e35])
+@pytest.mark.parametrize("scale", slow_after(1, [1e-20, 1e-30, 1e-36, 1e25, 1e35]))
 def test_tiny_and_huge_scales_change_nothing(worlds, value, name, scale):
     X, Y = (Z.astype(np.float32) for Z in worlds.related(40, 5, 4))
     power = np.float32(2.0 ** round(math.log2(scale)))

@@ -70,12 +70,12 @@ def stitched(values=0.9, how="least_squares", score="relative_accuracy", **chang
     higher = score != "cross_entropy"
     facts = {
         "name": score,
-        "parameters": {"how": how},
-        "kind": "worth",
+        "parameters": {"method": how},
+        "kind": "score",
         "bounds": (0, math.inf),
         "higher_is_closer": higher,
     }
-    return diagonal(values, f"{score}(how={how})", **{"symmetric": False} | facts | changes)
+    return diagonal(values, f"{score}(method={how})", **{"symmetric": False} | facts | changes)
 
 
 def sweep(**changes):

@@ -251,7 +251,7 @@ def test_a_list_tells_its_numbers_and_saves_those_that_were_asked_for(opened, ma
     page = opened(sweep)
     assert page.locator("table.heat td.hole").count() == 1
     cell(page, 0, 0, figure=2).hover()  # after two charts
-    assert page.locator(TIP).text_content() == "conv1, relative_accuracy(how=least_squares): 0.9000"
+    assert page.locator(TIP).text_content() == "conv1, relative_accuracy(method=least_squares): 0.9000"
     cell(page, 1, 0, figure=2).hover()
     assert page.locator(TIP).text_content().endswith("no value, conv2 can't be joined")
     assert not page.locator("#path").is_visible()

@@ -11,6 +11,7 @@ from netkin.reporting import plot
 from netkin.reporting.page import page
 from netkin.reporting.words import number
 from netkin.results.text import values_and_errors
+from refusals import refusals
 
 RANKS = "ranks are not smooth"
 
@@ -233,7 +234,7 @@ def test_what_has_no_profile_is_refused(made):
 
     classes = made.comparison(made.jackknifed(axes=("layer", "class")))
     assert len(plot(classes).axes) == 2
-    with pytest.raises(InvalidValue, match="no layers correspond, so that there is no profile to draw"):
-        plot(classes, profile=True)
-    with pytest.raises(InvalidValue, match="`profile` is for a comparison; this is a Series"):
-        plot(made.series(), profile=True)
+    refusals(
+        (lambda: plot(classes, profile=True), InvalidValue, "profile"),
+        (lambda: plot(made.series(), profile=True), InvalidValue, "profile"),
+    )

@@ -133,6 +133,7 @@ def test_hostile_names_break_nothing():
     assert HOSTILE not in page(replace(found, **bad))
 
 
+@pytest.mark.slow
 def test_a_figure_has_the_lines_of_all_clients_and_the_similarity(tmp_path):
     found = federation()
     figure = found.plot(path=tmp_path / "users.svg")

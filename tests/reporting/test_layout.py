@@ -240,7 +240,7 @@ def overlaps(boxes):
 @pytest.mark.parametrize("width", [390, 1000, 1440])
 def test_numbers_below_small_rankings_do_not_overlap(opened, width):
     scores = {"knn": 1.0, "logme": -2.0, "leep": -3.0, "nleep": 0.02, "hscore": 30.0, "lda": 1500.0}
-    shared = {"layers_a": ("digits",), "layers_b": ("resnet50", "vgg"), "bounds": (-np.inf, np.inf), "kind": "worth"}
+    shared = {"layers_a": ("digits",), "layers_b": ("resnet50", "vgg"), "bounds": (-np.inf, np.inf), "kind": "score"}
     shared |= {"parameters": {}, "higher_is_closer": True, "symmetric": False, "axes": ("data", "model")}
     shared |= {"convention": "counts", "statistic": "Evidence"}
     values = np.array([[0.4, 0.8]])

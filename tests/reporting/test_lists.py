@@ -14,9 +14,9 @@ LONG = [f"netkin:tiny10@/data/checkpoints/tiny10_cifar10_seed{i}.pt" for i in ra
 
 
 def test_a_list_has_layers_in_rows_and_methods_in_columns(made):
-    worth, entropy, cka = grids_of(made.sweep())
-    assert (cka.id, cka.columns, worth.columns) == ("cka", ("cka",), ("least_squares", "task_loss"))
-    assert worth.rows == ("conv1", "conv2", "head")
+    is_score, entropy, cka = grids_of(made.sweep())
+    assert (cka.id, cka.columns, is_score.columns) == ("cka", ("cka",), ("least_squares", "task_loss"))
+    assert is_score.rows == ("conv1", "conv2", "head")
     assert entropy.values.tolist() == [[0.5, 0.4], [1.06, 0.85], [0.9, 0.8]]
     assert not cka.best
 
@@ -94,7 +94,7 @@ def test_stitches_are_poor_or_good_and_no_distances(made):
     body = text.partition("<main>")[2].partition("</main>")[0]
     assert "1.06 poor" in body
     assert "good 0.4<" in body
-    assert "cross_entropy(how=task_loss)" in body
+    assert "cross_entropy(method=task_loss)" in body
     assert "cross_entropy (lower is better)" in body
     assert "distance" not in body
     alone = page(made.comparison(made.stitched())).partition("<main>")[2].partition("</main>")[0]
@@ -157,7 +157,7 @@ def test_what_is_said_of_every_layer_is_said_once(made):
 
 def test_a_notebook_shows_lists_too(made):
     view = notebook_view(made.sweep())
-    assert 'title="conv2, cross_entropy(how=task_loss): 0.8500"' in view
+    assert 'title="conv2, cross_entropy(method=task_loss): 0.8500"' in view
     assert "<b>seed0 and seed1</b>, digits" in view
     assert "(rows)" not in view
 
@@ -176,7 +176,7 @@ def test_a_file_in_the_place_of_a_measure_is_told_where_it_belongs(made, ending,
 
 def test_the_figure_of_a_list_has_methods_in_columns(made):
     pytest.importorskip("matplotlib")
-    figure = made.sweep(a=LONG[0], b=LONG[1]).plot("cross_entropy(how=task_loss)")
+    figure = made.sweep(a=LONG[0], b=LONG[1]).plot("cross_entropy(method=task_loss)")
     axes = figure.axes[0]
     assert axes.images[0].get_array().tolist() == [[0.4], [0.85], [0.8]]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["task_loss"]

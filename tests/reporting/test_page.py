@@ -378,6 +378,7 @@ def test_what_is_no_comparison_is_refused(made, tmp_path):
         report([], tmp_path / "page.html")
 
 
+@pytest.mark.slow
 def test_a_saved_comparison_is_reported_without_torch(made, tmp_path):
     made.comparison().save(tmp_path / "ab.netkin")
     program = (

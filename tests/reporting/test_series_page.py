@@ -212,6 +212,7 @@ def test_a_line_is_broken_where_a_value_is_missing(made):
     assert given == ["0"] * 4  # the last step, where each layer equals itself
 
 
+@pytest.mark.slow
 def test_fifty_steps_of_thirty_layers_stay_small(made):
     assert len(page(made.large_series()).encode()) < 800_000  # all digits of 45,000 numbers
 

@@ -54,7 +54,7 @@ def test_comparisons_without_stitches_or_shared_layers_have_no_such_section(made
 
 def test_a_mean_leaves_holes_out(made):
     of = [made.comparison(made.stitched(0.8)), made.comparison(made.stitched([np.nan, 0.6, 0.6]), b="other")]
-    table = Comparisons(of).spread()["relative_accuracy(how=least_squares)"]
+    table = Comparisons(of).spread()["relative_accuracy(method=least_squares)"]
     assert table.values.diagonal().tolist() == pytest.approx([0.8, 0.7, 0.7])
     assert math.isnan(table.errors[0, 0])
     assert table.errors[1, 1] == pytest.approx(np.std([0.8, 0.6], ddof=1))

@@ -109,6 +109,7 @@ def test_hostile_names_break_nothing():
     assert HOSTILE not in page([bad, bad, ensembles(tasks=names, members=(((), (HOSTILE,), ()),) * 2)])
 
 
+@pytest.mark.slow
 def test_a_figure_has_a_heatmap_for_each_way(tmp_path):
     figure = plot([way(), way("joint", JOINT)], path=tmp_path / "tasks.png")
     images = [ax.images[0] for ax in figure.axes if ax.images]

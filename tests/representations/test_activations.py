@@ -12,6 +12,7 @@ import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
 from netkin.representations import Recorder, activations
 from netkin.representations.hooks import inference_mode_of
+from refusals import refusals, refused
 from worlds import data_parallel
 
 
@@ -110,7 +111,7 @@ def test_a_glob_of_shapes_stays_on_one_level(residual, images):
     rows = activations(residual, ["layer1", "layer1.0"], images, shape={"layer*": "flatten", "**": "pool"})
     assert [matrix.shape[1] for matrix in rows.values()] == [144, 4]
     for call in (activations, nk.compare):
-        with pytest.raises(UnknownName, match=r"`shape` has 'l\*.conv1', .* level; 'l\*\*.conv1', which crosses dots"):
+        with refused(UnknownName, "shape"):
             call(residual, layers=["layer1"], data=images, shape={"l*.conv1": "flatten"})
 
 
@@ -302,16 +303,16 @@ def test_large_finite_numbers_are_not_taken_for_inf():
 
 
 def test_no_data_no_activations(chain):
-    with pytest.raises(InvalidValue, match="the data gave no batches"):
-        activations(chain, data=[])
-    with pytest.raises(InvalidValue, match="got NoneType"):
-        activations(chain)
+    refusals(
+        (lambda: activations(chain, data=[]), InvalidValue, ""),
+        (lambda: activations(chain), InvalidValue, "data"),
+    )
 
 
 def test_faults_of_shape_name_the_layer(residual, images):
     with pytest.raises(ShapeError, match="layer 'conv1': shape 'cls' does not fit"):
         activations(residual, data=images, shape="cls")
-    with pytest.raises(UnknownName, match="no shape named 'pol'"):
+    with refused(UnknownName, "shape"):
         activations(residual, data=images, shape={"fc": "pol"})
 
 

@@ -8,6 +8,7 @@ from netkin.errors import ForwardError, UnknownName
 from netkin.representations.cutting import replacing, run_from, run_until
 from netkin.representations.hooks import recording, watching
 from netkin.representations.inputs import call
+from refusals import refused
 
 
 @pytest.fixture
@@ -160,6 +161,7 @@ def test_mode_and_gradients_are_the_callers(residual, images):
     assert residual.conv1.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_compiled_models_are_cut_too(residual, images):
     residual.eval()
     compiled = torch.compile(residual, backend="eager")
@@ -195,7 +197,7 @@ def test_a_layer_that_does_not_run_is_refused(residual, images):
 
 
 def test_a_name_that_is_not_one_layer_is_refused(residual, images):
-    with pytest.raises(UnknownName, match="no layer named 'fcc'; did you mean 'fc'"):
+    with refused(UnknownName, "layers"):
         run_until(residual, "fcc", images)
     with pytest.raises(UnknownName, match=r"'layer\?.0' matches 2 layers, and one is needed; choose 'layer1.0'"):
         run_from(residual, "layer?.0", None, images)

@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import netkin as nk
-from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName
+from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName
 from netkin.representations import gradients
 from netkin.representations.cutting import replacing
 from netkin.representations.gradients import Target
 from netkin.settings import evaluating
+from refusals import refused
 
 
 class Twice(nn.Module):
@@ -305,7 +306,7 @@ def test_examples_that_are_mixed_in_any_way_are_refused(mixed):
 
 def test_several_rows_for_an_example_are_no_mixture():
     model = Mixing(lambda rows: rows.unflatten(0, (-1, 2)).sum(1))
-    with pytest.raises(InvalidValue, match="gradients can't be put in the rows of the function 'relu'"):
+    with refused(InvalidValue, "shape"):
         nk.gradients(model, ["first"], [torch.randn(5, 8)], shape=torch.relu, forward=lambda m, x: m(x.view(-1, 4)))
 
 
@@ -350,39 +351,35 @@ def test_layers_that_the_loss_does_not_reach_are_refused_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("options", "fault", "sentence"),
+    ("options", "fault", "argument"),
     [
-        ({"target": "label"}, UnknownName, "no target named 'label'; did you mean 'labels'"),
-        ({"outputs": "binary"}, UnknownName, "no kind of outputs named 'binary'"),
-        ({"beta": 1.0}, InvalidValue, "at least 0 and below 1; got 1. At 1 .* every gradient is zero"),
-        ({"beta": -0.1}, InvalidValue, "got -0.1"),
-        (
-            {"outputs": "continuous"},
-            InvalidValue,
-            "with continuous outputs the tempered gradient of every example is zero",
-        ),
-        ({"target": "labels"}, InvalidValue, "needs labels, and the batches hold none"),
-        ({"target": lambda outputs, labels: outputs.sum()}, ShapeError, "must give one loss for each of 6 examples"),
-        ({"shape": {"0": lambda output: output[:, :2]}}, InvalidValue, "can't be put in the rows of the function"),
+        ({"target": "label"}, UnknownName, "target"),
+        ({"outputs": "binary"}, UnknownName, "outputs"),
+        ({"beta": 1.0}, InvalidValue, "beta"),
+        ({"beta": -0.1}, InvalidValue, "beta"),
+        ({"outputs": "continuous"}, InvalidValue, "target"),
+        ({"target": "labels"}, InvalidValue, "data"),
+        ({"target": lambda outputs, labels: outputs.sum()}, ShapeError, "target"),
+        ({"shape": {"0": lambda output: output[:, :2]}}, InvalidValue, "shape"),
     ],
 )
-def test_what_has_no_gradient_is_refused(options, fault, sentence):
+def test_what_has_no_gradient_is_refused(options, fault, argument):
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    with pytest.raises(fault, match=sentence):
+    with refused(fault, argument):
         gradients(model, None, torch.randn(6, 4), **options)
 
 
 @pytest.mark.parametrize(
-    ("labels", "sentence"),
+    ("labels", "kind", "argument"),
     [
-        (torch.tensor([0, 1, 2, 3, 0, 1]), "labels run from 0 to 3, and the model has 3 classes, 0 to 2"),
-        (torch.tensor([0, -1, 2, 1, 0, 1]), "labels run from -1 to 2"),
-        (torch.tensor([0.0, 1, 2, 1, 0, 1]), "whole numbers; got torch.float32"),
-        (torch.zeros(6, 2, dtype=torch.long), r"labels have shape \(6, 2\), and the logits ask for \(6,\)"),
+        (torch.tensor([0, 1, 2, 3, 0, 1]), InvalidValue, "data"),
+        (torch.tensor([0, -1, 2, 1, 0, 1]), InvalidValue, "data"),
+        (torch.tensor([0.0, 1, 2, 1, 0, 1]), InvalidValue, "data"),
+        (torch.zeros(6, 2, dtype=torch.long), ShapeError, "data"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(labels, sentence):
-    with pytest.raises(NetkinError, match=sentence):
+def test_labels_that_do_not_fit_are_refused(labels, kind, argument):
+    with refused(kind, argument):
         gradients(nn.Sequential(nn.Linear(4, 3)), None, [(torch.randn(6, 4), labels)], target="labels")
 
 

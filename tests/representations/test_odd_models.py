@@ -8,6 +8,7 @@ from torch.ao import quantization
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue
 from netkin.training import accuracy
+from quickly import slow_but
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
@@ -36,9 +37,9 @@ def quantised():
 def quantised_through():
     model = nn.Sequential(quantization.QuantStub(), *net(), quantization.DeQuantStub()).eval()
     model.qconfig = quantization.default_qconfig
-    prepared = quantization.prepare(model)
-    prepared(batches()[0][0])
-    return quantization.convert(prepared)
+    prepare_batch = quantization.prepare(model)
+    prepare_batch(batches()[0][0])
+    return quantization.convert(prepare_batch)
 
 
 def lazy():
@@ -62,7 +63,7 @@ CALLS = {
 
 
 @pytest.mark.skipif(torch.__version__ < "2.8", reason="torch below 2.8 makes other programs")
-@pytest.mark.parametrize("make", [exported, unflattened])
+@pytest.mark.parametrize("make", slow_but([exported, unflattened], exported))
 @pytest.mark.parametrize("name", CALLS)
 def test_a_program_exported_for_one_batch_size_is_refused_with_that_size(name, make):
     with pytest.raises(ForwardError, match=r"(Guard failed: input.*==|Expected input at .* to be equal to) 16"):

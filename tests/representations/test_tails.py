@@ -8,6 +8,7 @@ from netkin.errors import UnknownName
 from netkin.representations.cutting import Tail, agrees, reaches_around, run_until, tail
 from netkin.representations.hooks import main_tensor
 from netkin.sources.architectures import architecture, seeded
+from refusals import refused
 from stitching_worlds import built, drawn
 
 
@@ -114,7 +115,7 @@ def test_a_tail_gives_the_models_output_and_runs_nothing_before_the_layer(name, 
     before = ran_in(model, lambda: run_until(model, layer, images))
     after = ran_in(model, lambda: found(output, None))
     assert not set(before) & set(after) - {"", *_enclosing(layer)}
-    assert "nothing before it is computed" in found.how
+    assert "nothing before it is computed" in found.cut_words
 
 
 def _enclosing(layer):
@@ -127,7 +128,7 @@ def test_another_output_gives_what_hooks_give():
     output = drawn(*run_until(model, "layer2.1", images).shape, dtype=torch.float32, seed=1)
     hooked = Tail("layer2.1", model, None, "as a test")
     assert torch.allclose(tail(model, "layer2.1")(output, images), hooked(output, images), atol=1e-6)
-    assert "computed for nothing (as a test)" in hooked.how
+    assert "computed for nothing (as a test)" in hooked.cut_words
 
 
 def test_gradients_flow_through_a_tail():
@@ -179,13 +180,13 @@ def test_a_layer_with_another_number_of_examples_than_the_input_is_noticed():
 def test_what_cannot_be_cut_says_why(model, layer, why):
     found = tail(model, layer)
     assert found.graph is None
-    assert why in found.how
+    assert why in found.cut_words
 
 
 def test_a_model_with_hooks_around_the_layer_is_not_cut():
     model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     handle = model.register_forward_hook(lambda module, inputs, output: output + 1)
-    assert "has hooks" in tail(model, "0").how
+    assert "has hooks" in tail(model, "0").cut_words
     assert torch.equal(tail(model, "0")(-torch.ones(1, 2).double(), torch.ones(1, 2)), torch.ones(1, 2).double())
     handle.remove()
 
@@ -204,7 +205,7 @@ def test_whole_numbers_are_stirred_too():
 
 
 def test_a_layer_that_does_not_exist_is_refused():
-    with pytest.raises(UnknownName, match="layer2"):
+    with refused(UnknownName, "layers"):
         tail(seeded(architecture("resnet20")), "layer22")
 
 

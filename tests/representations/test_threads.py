@@ -35,6 +35,7 @@ def shared():
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).train()
 
 
+@pytest.mark.slow
 def test_comparisons_of_shared_models_in_two_threads_give_what_they_give_alone(shared):
     other = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).train()
     data = list(torch.randn(40, 4).split(10))

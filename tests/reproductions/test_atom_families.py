@@ -32,7 +32,7 @@ def made_up(name, seed):
 def lab(tmp_path_factory):
     """A laboratory of four made-up sets, with narrow networks that are trained for few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=6, batch=10, rate=0.01, drop_last=True)
+        recipe = Recipe(steps=6, batch=10, lr=0.01, drop_last=True)
         patch.setitem(laboratory.RECIPES, "cpu", {
             "alexnet-atoms": Network(lambda: alexnet(width=2), recipe),
             "vgg11-atoms": Network(lambda: vgg11(width=2), recipe),
@@ -41,7 +41,7 @@ def lab(tmp_path_factory):
         patch.setitem(families.PROBED, "cpu", 30)
         patch.setitem(families.STARTS, "cpu", 2)
         patch.setitem(atom_dynamics.SEEDS, "cpu", 2)
-        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100, "rate": 0.01})
+        patch.setitem(atom_dynamics.TRAINING, "cpu", {"epochs": 3, "batch": 100, "lr": 0.01})
         patch.setitem(atom_dynamics.PAIRS, "cpu", 2)
         patch.setitem(atom_dynamics.TASK_TRAINING, "cpu", {"steps": 10, "batch": 10})
         lab = Lab("cpu", cache=tmp_path_factory.mktemp("cache"), data=Path("nowhere"))
@@ -281,7 +281,7 @@ def test_all_epochs_are_compared_with_each_other_by_layer(lab):
     model = nets.start(lab, "vgg11", 1)
     nets.train_all(
         lab, "vgg11", [model], [lab.images_of("cifar10").train], seeds=[1], steps=None, epochs=3, batch=100,
-        look=lambda _, model, step: states.__setitem__(step, nets.atoms_of(model)), look_at=[2, 4, 6],
+        callback=lambda _, model, step: states.__setitem__(step, nets.atoms_of(model)), callback_steps=[2, 4, 6],
     )  # fmt: skip
     for k, layer in enumerate(states[0]):
         for i, j in ((0, 3), (1, 2), (2, 3)):
@@ -323,6 +323,7 @@ def test_the_verdict_about_settling_compares_with_the_walk(lab, monkeypatch, lea
     assert finding.controls[atom_dynamics.FIRST].value == pytest.approx(walk[0] / 10)
 
 
+@pytest.mark.slow
 def test_two_tasks_are_compared_layer_by_layer_with_one_task_twice(lab):
     (one,) = atom_dynamics.parted(lab, ["alexnet", 1])
     tables = {way: np.array(one[way]) for way in ("two tasks", "one task twice", "random walk", "a task and the start")}
@@ -331,7 +332,7 @@ def test_two_tasks_are_compared_layer_by_layer_with_one_task_twice(lab):
     every, begin = nets.tasks(lab), nets.start(lab, "alexnet", 1)
     models = nets.copies(begin, 3)
     sets = [every[k].train for k in (2, 3, 2)]
-    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10, rate=0.03)
+    nets.train_all(lab, "alexnet", models, sets, seeds=[10, 11, 12], steps=10, batch=10, lr=0.03)
     first, other, again = (nets.atoms_of(model) for model in models)
     start = nets.atoms_of(begin)
     for way, a, b in (

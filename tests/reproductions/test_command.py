@@ -60,6 +60,7 @@ def test_a_paper_is_measured_recorded_and_told(command):
     assert "measuring" in command("toys/halving --again")[2]
 
 
+@pytest.mark.slow
 def test_a_crash_is_named_the_others_go_on_and_the_exit_code_is_1(command):
     code, said, _ = command("toys --scale gpu --device cpu --page page.html")
     assert code == 1

@@ -14,11 +14,12 @@ def lab(tmp_path_factory, with_few_images):
     """A laboratory of digits with a small network, trained for an epoch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
-        small = {"convnet": Network(lambda: svcca_convnet(width=1), Recipe(epochs=1, batch=64, rate=0.02))}
+        small = {"convnet": Network(lambda: svcca_convnet(width=1), Recipe(epochs=1, batch=64, lr=0.02))}
         patch.setitem(laboratory.RECIPES, "cpu", small)
         yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 600, 200)
 
 
+@pytest.mark.slow
 def test_the_top_of_a_network_is_the_network(lab):
     model = lab.trained("convnet", 0).model
     top = compression.Top.of(lab, model)

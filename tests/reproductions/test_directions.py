@@ -23,8 +23,8 @@ def lab(tmp_path_factory, with_few_images):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
         small = {
-            "convnet": Network(lambda: svcca_convnet(width=2), Recipe(epochs=2, batch=64, rate=0.02)),
-            "resnet": Network(lambda: ResNet((1, 1, 1), (4, 4, 4)), Recipe(epochs=1, batch=64, rate=0.05)),
+            "convnet": Network(lambda: svcca_convnet(width=2), Recipe(epochs=2, batch=64, lr=0.02)),
+            "resnet": Network(lambda: ResNet((1, 1, 1), (4, 4, 4)), Recipe(epochs=1, batch=64, lr=0.05)),
         }
         patch.setitem(laboratory.RECIPES, "cpu", small)
         patch.setitem(few_directions.PAIRS, "cpu", 1)

@@ -120,12 +120,14 @@ def test_batch_norms_are_those_before_which_a_layer_stands():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_batch_norm_is_nothing_to_cca():
     found = neighbours.batch_norm(Shelf())
     for network in bottom_up.NETWORKS:
         assert found.measured[f"{network}: by CCA without the SVD"].value == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_that_add_nothing_make_the_clearest_stripes(monkeypatch):
     trained = Shelf.trained
 
@@ -154,7 +156,7 @@ def library(tmp_path, monkeypatch):
     """A laboratory with a small text, and a short training of small networks."""
     (tmp_path / "shakespeare").mkdir()
     (tmp_path / "shakespeare" / "input.txt").write_text("to be or not to be, that is the question. " * 80)
-    recipe = Recipe(steps=40, batch=16, rate=0.02, optimizer="adam", order="drawn")
+    recipe = Recipe(steps=40, batch=16, lr=0.02, optimizer="adam", order="drawn")
     monkeypatch.setitem(laboratory.RECIPES["cpu"], "lstm", Network(lambda: CharLSTM(17, 8, 2), recipe, "text"))
     monkeypatch.setitem(laboratory.WINDOW, "cpu", 16)
     monkeypatch.setitem(bottom_up.SEEDS, "cpu", 2)

@@ -17,7 +17,7 @@ def lab(tmp_path_factory, with_few_images):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
         small = {
-            "convnet": Network(lambda: svcca_convnet(width=2), Recipe(epochs=2, batch=32, rate=0.02, drop_last=True)),
+            "convnet": Network(lambda: svcca_convnet(width=2), Recipe(epochs=2, batch=32, lr=0.02, drop_last=True)),
             "resnet": Network(lambda: ResNet((1, 1, 1), (2, 2, 2)), Recipe(epochs=2, batch=32, drop_last=True)),
         }
         patch.setitem(laboratory.RECIPES, "cpu", small)

@@ -39,7 +39,7 @@ def made_up(name, seed):
 def lab(tmp_path_factory):
     """A laboratory of three made-up sets, with networks of two stages, trained for few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=12, batch=30, rate=0.05, drop_last=True)
+        recipe = Recipe(steps=12, batch=30, lr=0.05, drop_last=True)
         patch.setitem(laboratory.RECIPES, "cpu", {
             "resnet18": Network(lambda: ResNet((2, 2, 2, 2), (2, 2, 4, 4)), recipe),
             "resnet50": Network(lambda: ResNet((1, 1, 2, 1), (2, 2, 2, 2), block=Bottleneck), recipe),
@@ -113,6 +113,7 @@ def features_and_gradients(model, images, layer):
     return (one.detach().flatten(1).double().numpy() for one in (kept[0], gradient))
 
 
+@pytest.mark.slow
 def test_the_last_block_is_the_pooled_output(lab):
     model = retrained(lab, "trained/cifar10/0")
     inputs = nets.images(lab, "trained/cifar10/0").test_images[:8]
@@ -312,7 +313,7 @@ def test_task2vec_and_fisher_rao_tables_are_those_of_netkin(lab, kept, found):
 def test_networks_of_both_depths_see_as_many_images(scale):
     shallow, deep = (nets.recipe(Lab(scale, device="cpu"), f"{kind}/svhn/0") for kind in ("trained", "deep"))
     assert deep.steps * deep.batch == shallow.steps * shallow.batch
-    assert deep.rate / deep.batch == pytest.approx(shallow.rate / shallow.batch)
+    assert deep.lr / deep.batch == pytest.approx(shallow.lr / shallow.batch)
     assert deep.warmup * deep.batch == shallow.warmup * shallow.batch
 
 

@@ -23,7 +23,7 @@ KILLS = int(os.environ.get("NETKIN_KILLS", "4"))  # NETKIN_KILLS=50 kills fifty 
 def measure_a_claim(folder, begun):
     """Measure a claim that trains six networks in two ways, and write down its record without times."""
     claims.papers = running.papers = lambda: {"toys": "Toy (2020), Toys."}
-    recipe = Recipe(epochs=5, batch=32, rate=0.01, shift=2)
+    recipe = Recipe(epochs=5, batch=32, lr=0.01, shift=2)
     laboratory.RECIPES["cpu"] = dict.fromkeys(["net", "own"], laboratory.Network(small_net, recipe))
 
     @claims.claim("toys/killed", figure="Fig. 1", sentence="s", expected={"x": 1}, criterion="c", control="none")
@@ -49,7 +49,7 @@ def small_net():
 def own_accuracy(lab, seed):
     lab.recipe("own")  # noted also where the result was kept by a killed run
     model = seeded(small_net, seed)
-    train(model, lab.images().train, Recipe(epochs=2, batch=32, rate=0.01), progress=False)
+    train(model, lab.images().train, Recipe(epochs=2, batch=32, lr=0.01), progress=False)
     return lab.accuracy(model.eval())
 
 

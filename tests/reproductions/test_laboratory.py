@@ -19,7 +19,7 @@ from reproductions import laboratory
 from reproductions.keeping import keeping_in, noting
 from reproductions.laboratory import Lab, Network, _apart, architecture_digest, recipe_words
 
-SMALL = Recipe(epochs=2, batch=64, rate=0.01, decay=5e-4, schedule="steps", drop_last=True, shift=4)
+SMALL = Recipe(epochs=2, batch=64, lr=0.01, weight_decay=5e-4, schedule="steps", drop_last=True, shift=4)
 
 
 @pytest.fixture
@@ -124,6 +124,7 @@ def test_the_same_seed_trains_the_same_network(lab, tmp_path):
     assert not torch.equal(lab.trained("convnet", 1).model[2].weight, lab.trained("convnet", 2).model[2].weight)
 
 
+@pytest.mark.slow
 def test_work_over_tasks_comes_back_in_order(lab):
     assert lab.over(lambda _, task: task**2, [3, 1, 2]) == [9, 1, 4]
     assert len(lab.trained_all([("convnet", 0), ("convnet", 1)])) == 2

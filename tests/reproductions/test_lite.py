@@ -90,6 +90,7 @@ def test_as_many_images_are_drawn_of_every_set():
         lite_nets.drawn(part, 11)
 
 
+@pytest.mark.slow
 def test_rows_are_pooled_features_and_gradients_of_every_block_and_of_the_pooled_output(read):
     batch = lite_nets.enlarged(read.pixels, OWN.side)
     wanted = [f"blocks.{place}" for place in range(len(read.model.blocks))] + [POOLED]

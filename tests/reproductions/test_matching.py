@@ -48,7 +48,7 @@ def lab(tmp_path_factory, with_few_images):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NETKIN_DATA", "NETKIN_CHECKPOINTS"):
             patch.delenv(name, raising=False)
-        recipe = Recipe(epochs=2, batch=50, rate=0.05, drop_last=True)
+        recipe = Recipe(epochs=2, batch=50, lr=0.05, drop_last=True)
         residual = {f"resnet20w{w}": Network(lambda w=w: ResNet((1, 1, 1), (4 * w, 4 * w, 4 * w)), recipe)
                     for w in (1, 2, 3)}  # fmt: skip
         patch.setitem(laboratory.RECIPES, "cpu", residual | {"tiny10": Network(small_tiny10, recipe)})
@@ -56,7 +56,7 @@ def lab(tmp_path_factory, with_few_images):
             patch.setitem(module.PAIRS, "cpu", 2)
         patch.setitem(stitches.SETTINGS, "cpu", Setting(fit=100, test=60, epochs=1, batch=50, every=3, sample=50))
         for module in (starts.LONGER, restricted.LONGER):
-            patch.setitem(module, "cpu", {"rate": 1e-2, "epochs": 1, "every": 3})
+            patch.setitem(module, "cpu", {"lr": 1e-2, "epochs": 1, "every": 3})
         yield with_few_images(Lab("cpu", cache=tmp_path_factory.mktemp("cache")), 250, 60)
 
 
@@ -265,13 +265,13 @@ def test_networks_of_other_data_are_judged_at_layers_fixed_beforehand(lab, monke
 
 def test_a_stitch_is_made_once_and_then_read(lab, monkeypatch):
     (pair, *_) = nets.pairs(lab, "tiny10", 2)
-    wanted = task_loss(pair, "bn5", rate=2e-3)
+    wanted = task_loss(pair, "bn5", lr=2e-3)
     (first,) = made(lab, [wanted]).values()
     monkeypatch.setattr(stitches.nk, "stitch", None)
     (second,) = made(lab, [wanted]).values()
     assert torch.equal(first.map.weight, second.map.weight)
     assert first.evaluation == second.evaluation
-    assert place(lab, wanted) != place(lab, task_loss(pair, "bn5", rate=3e-3))
+    assert place(lab, wanted) != place(lab, task_loss(pair, "bn5", lr=3e-3))
 
 
 def test_stitches_of_the_same_networks_share_one_pass(lab):

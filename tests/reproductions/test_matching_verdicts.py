@@ -45,10 +45,10 @@ def test_procrustes_must_equal_least_squares_at_later_layers_and_not_at_the_firs
              for kind, found in names.items()}  # fmt: skip
     monkeypatch.setattr(sweeps, "wishes", lambda lab, kind, way: asked[kind])
     monkeypatch.setattr(sweeps, "made", lambda lab, wanted: {})
-    exact = sweeps.Sweep({layer: [_worth(0.9)] * 3 for kind in names for layer in names[kind]})
+    exact = sweeps.Sweep({layer: [_score(0.9)] * 3 for kind in names for layer in names[kind]})
 
     def swept(wish, stitches):
-        rotated = {layer: [_worth(0.9 + gap) for gap in (first if layer in "xyz" else later)] for layer in wish}
+        rotated = {layer: [_score(0.9 + gap) for gap in (first if layer in "xyz" else later)] for layer in wish}
         made_up = isinstance(next(iter(wish.values()))[0], SimpleNamespace)
         return sweeps.Sweep(rotated if made_up else {layer: exact.by_layer[layer] for layer in wish})
 
@@ -59,7 +59,7 @@ def test_procrustes_must_equal_least_squares_at_later_layers_and_not_at_the_firs
     assert found.controls[f"Tiny-10: {sweeps.LATEST}"].value == pytest.approx(np.mean(first))
 
 
-def _worth(share):
+def _score(share):
     """A stitch of this relative accuracy."""
     return SimpleNamespace(evaluation=SimpleNamespace(relative_accuracy=share, cross_entropy=1.0))
 
@@ -75,7 +75,7 @@ def _worth(share):
 )
 def test_task_loss_from_least_squares_must_be_better_than_least_squares(lab, monkeypatch, ours, control, judgement):
     def sweep(shares):
-        return sweeps.Sweep({"x": [_worth(share) for share in shares], "y": [_worth(share) for share in shares]})
+        return sweeps.Sweep({"x": [_score(share) for share in shares], "y": [_score(share) for share in shares]})
 
     ways = {"least_squares": sweep((0.9, 0.9, 0.91)), "task_loss": sweep(ours)}
     ways["from an untrained network"] = sweep([control, control, control + 0.001])

@@ -20,7 +20,7 @@ CONTROL = {"size": Measured(0.25)}
 def lab(tmp_path, monkeypatch):
     monkeypatch.delenv("NETKIN_DATA", raising=False)
     build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))  # noqa: E731
-    monkeypatch.setitem(laboratory.RECIPES["cpu"], "convnet", Network(build, Recipe(steps=3, batch=8, rate=0.01)))
+    monkeypatch.setitem(laboratory.RECIPES["cpu"], "convnet", Network(build, Recipe(steps=3, batch=8, lr=0.01)))
     return Lab("cpu", cache=tmp_path)
 
 

@@ -40,7 +40,7 @@ def made_up(name):
 def lab(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NETKIN_DATA", raising=False)
-        recipe, tuning = Recipe(steps=6, batch=50, rate=0.05), Recipe(epochs=1, batch=50)
+        recipe, tuning = Recipe(steps=6, batch=50, lr=0.05), Recipe(epochs=1, batch=50)
         patch.setitem(candidates.SETTINGS, "cpu", Setting(recipe, (2, 6), tuning, 100, 80, 20))
         patch.setattr(scores, "BUCKETS", 16)
         patch.setattr(recommender, "TARGETS", JUDGED)

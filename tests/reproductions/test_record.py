@@ -326,6 +326,7 @@ def test_a_difference_of_other_runs_has_both_errors_and_the_fewer_degrees_of_fre
     assert Measured(0.9, None, 1).minus(Measured(0.5, 0.04, 3)).error is None
 
 
+@pytest.mark.slow
 def test_a_record_is_read_without_torch(tmp_path):
     path = claim().save(tmp_path)
     program = (

@@ -50,10 +50,10 @@ def made_up(name, seed, size=32):
 def lab(tmp_path_factory):
     """A laboratory of two made-up sets, with narrow networks that are trained for few steps, and few trials."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=6, batch=16, rate=0.05, decay=5e-4, drop_last=True)
+        recipe = Recipe(steps=6, batch=16, lr=0.05, weight_decay=5e-4, drop_last=True)
         sparse = Network(lambda: ResNet((2, 2), (4, 8)), recipe)
         names = ("resnet20-sparse", "resnet56-sparse", "resnet18-pretrained")
-        vit = Network(lambda: VisionTransformer(16, 4, 12, 4, 3, 10), recipe.but(optimizer="adamw", rate=1e-3))
+        vit = Network(lambda: VisionTransformer(16, 4, 12, 4, 3, 10), recipe.but(optimizer="adamw", lr=1e-3))
         patch.setitem(laboratory.RECIPES, "cpu", dict.fromkeys(names, sparse) | {"vit-tokens": vit})
         patch.setitem(nets.SEEDS, "cpu", 2)
         patch.setitem(nets.HELD_OUT, "cpu", 60)
@@ -100,7 +100,11 @@ def test_every_arm_trains_another_network_and_leaves_no_hook_behind(lab):
         case = Case(sparsity=0.5, arm=arm, strength=strength, samples=16, every=1)
         model = nets.fresh(lab, case)
         with nets.term(model, case) as hook:
-            recipe = lab.recipe(case.net).recipe.but(decay=strength) if arm == "decay" else lab.recipe(case.net).recipe
+            recipe = (
+                lab.recipe(case.net).recipe.but(weight_decay=strength)
+                if arm == "decay"
+                else lab.recipe(case.net).recipe
+            )
             train(model, nets.pictures(lab, "cifar10").train, recipe, hooks=[hook], progress=False)
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
         losses[arm] = model.fc.weight.norm().item()
@@ -142,7 +146,7 @@ def test_a_network_is_trained_once_for_all_claims_and_what_is_kept_of_it_is_fit_
 
 def test_a_network_that_diverges_is_recorded_as_failed(lab, monkeypatch):
     usual, case = lab.recipe("resnet20-sparse"), Case(sparsity=0.5)
-    failing = replace(usual, recipe=usual.recipe.but(rate=1e30))
+    failing = replace(usual, recipe=usual.recipe.but(lr=1e30))
     monkeypatch.setitem(laboratory.RECIPES["cpu"], "resnet20-sparse", failing)
     found = nets.measured(lab, [case])[case]
     assert (found["accuracy"], "the mean loss of epoch" in found["failed"]) == (0.1, True)
@@ -245,7 +249,7 @@ def test_larger_betas_are_compared_with_zero_and_with_random_targets(lab, monkey
 
 
 def test_a_strong_term_lowers_the_similarity_of_layers_of_the_same_stage(lab):
-    recipe = {"steps": 60, "batch": 16, "rate": 0.05}
+    recipe = {"steps": 60, "batch": 16, "lr": 0.05}
     found = {}
     for arm in ("base", "stage"):
         model = nets.fresh(lab, case := Case(sparsity=0.5, arm=arm, strength=0.5, every=1))
@@ -342,7 +346,7 @@ def test_the_similarity_of_layers_stands_beside_each_accuracy(lab, monkeypatch, 
 
 def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monkeypatch):
     monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
-    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
+    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "lr": 1e-3})
     finding = checked(lab, "sparsity/tokens")
     ours, plain, random = (
         finding.measured[f"{words}: test accuracy, %"].value
@@ -360,7 +364,7 @@ def test_networks_that_drop_tokens_are_compared_by_pretraining_and_way(lab, monk
 
 def test_what_pretraining_and_two_readings_of_eq_13_add_is_taken_apart(lab, monkeypatch):
     monkeypatch.setitem(dropped_tokens.SEEDS, "cpu", 2)
-    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "rate": 1e-3})
+    monkeypatch.setitem(dropped_tokens.FINE, "cpu", {"steps": 3, "lr": 1e-3})
     finding = checked(lab, "sparsity/tokens-apart")
     value = lambda words: finding.measured[f"{words}: test accuracy, %"].value  # noqa: E731
     plain = value("plain, keep 0.7, predicted")

@@ -35,7 +35,7 @@ def made_up(name, seed, size=32):
 def lab(tmp_path_factory):
     """A laboratory of three made-up sets, with narrow networks that are trained for few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        recipe = Recipe(steps=6, batch=10, rate=0.01, drop_last=True)
+        recipe = Recipe(steps=6, batch=10, lr=0.01, drop_last=True)
         patch.setitem(laboratory.RECIPES, "cpu", {
             "resnet18-atoms": Network(lambda: ResNet((1, 1), (4, 4)), recipe),
             "alexnet-atoms": Network(lambda: alexnet(width=2), recipe),
@@ -112,7 +112,7 @@ def test_a_walk_goes_as_far_as_training_in_each_layer_and_elsewhere(lab):
 def models(lab):
     """Four networks of one start, on two tasks each."""
     begin, tasks = nets.start(lab, "resnet18", atoms=6), nets.tasks(lab, 4)
-    return nets.train_all(lab, "resnet18", nets.copies(begin, 4), [task.train for task in tasks], steps=20, rate=0.1)
+    return nets.train_all(lab, "resnet18", nets.copies(begin, 4), [task.train for task in tasks], steps=20, lr=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,7 @@ def found(lab, models):
     return pairs.tables(models, pairs.probes(lab))
 
 
+@pytest.mark.slow
 def test_all_similarities_are_those_of_the_library(lab, models, found):
     layers = list(nets.atoms_of(models[0]))
     options = {"layers": layers, "pairs": "corresponding", "progress": False}
@@ -138,6 +139,7 @@ def test_a_layer_with_fewer_directions_than_channels_has_cca_1_with_itself():
     np.testing.assert_allclose(pairs.canonical(C), 1, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_correlations_and_their_errors_are_those_of_networks_left_out(found):
     table = {name: own.mean(0) for name, own in found.items()}
 
@@ -201,6 +203,7 @@ def noisy_tables(seed, noise):
 ALIKE = dict.fromkeys(("atom_cosine", "grassmann", "cca_rms", "cka"), 0.01) | {"weight_cosine": 2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained, walks, wanted",
     [

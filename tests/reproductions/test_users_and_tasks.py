@@ -17,7 +17,7 @@ from reproductions.laboratory import Images, Lab
 from reproductions.subspaces import clients, continual, federations
 
 CLASSES = {"cifar10": 10, "cifar100": 20, "svhn": 10}
-QUICK = Recipe(epochs=1, batch=4, rate=0.01, momentum=0.9, drop_last=True)
+QUICK = Recipe(epochs=1, batch=4, lr=0.01, momentum=0.9, drop_last=True)
 
 
 def made_up(name, seed, each=12):
@@ -93,6 +93,7 @@ def trained(lab):
     return begin, data, clients.trained_clients(begin, data, clients.SETTINGS["cpu"], 0)
 
 
+@pytest.mark.slow
 def test_clients_train_atoms_and_head_by_themselves(trained):
     begin, data, (first, last) = trained
     assert [len(one.rounds) for one in (first, last)] == [1, 2]
@@ -228,6 +229,7 @@ def test_comparable_is_within_three_points_and_above_the_control(lab, ours, fixe
     assert found.controls[key].value == pytest.approx(fixed - 0.8)
 
 
+@pytest.mark.slow
 def test_each_method_federates_in_its_own_way(lab, monkeypatch):
     asked, plain = [], nk.federate
 

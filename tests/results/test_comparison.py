@@ -106,6 +106,7 @@ def test_pandas_lists_the_reason_of_each_hole(made):
     assert frame[frame.value.isna()].reason.tolist() == ["layer 'out' is constant over the data"] * 2
 
 
+@pytest.mark.slow
 def test_xarray_carries_names_errors_and_provenance(two):
     data = two.to_xarray()
     assert data["cka"].sel(layer_a="conv1", layer_b="conv2") == 0.5

@@ -35,7 +35,7 @@ def test_a_list_is_printed_pair_by_pair(made, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     pairs = {("in", "in"): 0.9, ("mid", "out"): np.nan, ("out", "mid"): 0.5}
     methods = [
-        asked(made, pairs, id=f"agreement(how={how})", name="agreement", parameters={"how": how}, kind="worth")
+        asked(made, pairs, id=f"agreement(method={how})", name="agreement", parameters={"method": how}, kind="score")
         for how in ("least_squares", "identity")
     ]
     assert str(made.comparison(asked(made, pairs), *methods)).splitlines()[4:] == [
@@ -46,8 +46,8 @@ def test_a_list_is_printed_pair_by_pair(made, monkeypatch):
         "out × mid  0.50",
         "–  a reason (1 pair)",
         "",
-        "agreement(how=least_squares): score of a stitch (higher is better), 0 to 1, exact",
-        "agreement(how=identity): score of a stitch (higher is better), 0 to 1, exact",
+        "agreement(method=least_squares): score of a stitch (higher is better), 0 to 1, exact",
+        "agreement(method=identity): score of a stitch (higher is better), 0 to 1, exact",
         "           least_squares  identity",
         "in                  0.90      0.90",
         "mid → out              –         –",

@@ -7,6 +7,7 @@ import netkin as nk
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.results import Comparisons
 from netkin.results.distances import clusters_of, distances_of, plane_of, tree_of
+from refusals import refused
 from table_worlds import as_caveats, sentences
 
 
@@ -63,7 +64,7 @@ def test_the_tree_joins_the_nearest_first_at_mean_angles(four):
     np.testing.assert_allclose(four.tree(), [[0, 1, close, 2], [2, 3, near, 2], [4, 5, between, 4]])
     assert four.clusters() == {"m0": 0, "m1": 0, "m2": 1, "m3": 1}
     assert four.clusters(4) == {"m0": 0, "m1": 1, "m2": 2, "m3": 3}
-    with pytest.raises(InvalidValue, match="a number of clusters, 1 to 4; got 5"):
+    with refused(InvalidValue, "count"):
         four.clusters(5)
 
 

@@ -24,7 +24,7 @@ def test_measures_declare_their_quantity(name):
 
 @pytest.mark.parametrize("scores", [SCORES, TRANSFER])
 def test_scores_are_quantities_by_their_names(scores):
-    assert all(score.quantity.id == name and score.quantity.is_worth for name, score in scores.items())
+    assert all(score.quantity.id == name and score.quantity.is_score for name, score in scores.items())
 
 
 def test_a_quantity_is_frozen_hashed_and_copied():

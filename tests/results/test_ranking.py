@@ -23,7 +23,7 @@ def table(values, id="logme", spread=0.01, models=("a", "b", "c"), **changes):
     shares = np.array(SIZES)[:, None, None] / sum(SIZES)
     noise -= ((1 - shares) * noise).sum(0) / (len(SIZES) - 1)
     facts = {"replicates": values + noise, "chunk_sizes": SIZES} if spread else {}
-    facts |= {"higher_is_closer": True, "bounds": (-math.inf, math.inf), "symmetric": False, "kind": "worth"}
+    facts |= {"higher_is_closer": True, "bounds": (-math.inf, math.inf), "symmetric": False, "kind": "score"}
     words = {"convention": f"{id} says so", "statistic": "Evidence", "axes": ("data", "model"), "parameters": {}}
     return table_of(id=id, name=id, layers_a=("digits",), layers_b=models, values=values, **(facts | words | changes))
 

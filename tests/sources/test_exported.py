@@ -14,7 +14,7 @@ import netkin
 from netkin.errors import SourceError
 from netkin.representations import layers, recording
 from netkin.sources import load_model
-from netkin.sources.exported import cleaned
+from netkin.sources.exported_programs import clean
 
 if torch.__version__ < "2.8":
     pytest.skip("torch below 2.8 writes programs in an older layout, which is refused", allow_module_level=True)
@@ -209,7 +209,7 @@ def test_sizes_are_not_evaluated(path, hostile):
 )  # fmt: skip
 def test_sizes_are_arithmetic_only(expression):
     with pytest.raises(Exception, match="the size"):
-        cleaned({"expr_str": expression})
+        clean({"expr_str": expression})
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_sizes_are_arithmetic_only(expression):
     ],
 )
 def test_sizes_that_torch_writes_are_kept(expression):
-    assert cleaned({"expr_str": expression}) == {"expr_str": expression}
+    assert clean({"expr_str": expression}) == {"expr_str": expression}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_names_that_could_become_source_are_refused(path, name):
 )
 def test_other_parts_of_a_program_are_refused(change, message):
     with pytest.raises(Exception, match=message):
-        cleaned(change)
+        clean(change)
 
 
 def test_compiled_code_is_refused(path):

@@ -12,6 +12,7 @@ from netkin.errors import MissingExtra, SourceError
 from netkin.representations import layers
 from netkin.sources import load_data, load_model
 from netkin.sources.batches import sample
+from quickly import slow_after
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def change_config(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("shape", ["tokens", "mean", "cls"])
+@pytest.mark.parametrize("shape", slow_after(1, ["tokens", "mean", "cls"]))
 def test_two_berts_are_compared_on_masked_sentences(berts, sentences, shape):
     first, second = load_model(f"hf:{berts / 'first'}"), load_model(f"hf:{berts / 'second'}")
     comparison = netkin.compare(first, second, data=sentences, measures=["cka"], shape=shape)
@@ -278,8 +279,11 @@ def test_what_is_left_of_a_text_is_dropped(words):
 
 
 def test_a_text_or_a_window_too_short_for_tokens_is_refused(words):
-    with pytest.raises(SourceError, match="holds 62 tokens; a window of 64 needs 64. Choose a shorter one"):
+    with pytest.raises(SourceError, match="a window of 64 tokens does not fit .* takes at most 16; choose another"):
         load_data(f"text:{words / 'a.txt'}", models=[f"hf:{words}"])
+    (words / "short.txt").write_text("the cat sat on the mat")
+    with pytest.raises(SourceError, match="holds 8 tokens; a window of 9 needs 9. Choose a shorter one"):
+        load_data(f"text,window=9:{words / 'short.txt'}", models=[f"hf:{words}"])
     with pytest.raises(SourceError, match=r"a window of 2 tokens does not fit .* adds 2 special ones"):
         load_data(f"text,window=2:{words / 'a.txt'}", models=[f"hf:{words}"])
 
@@ -291,6 +295,7 @@ def test_a_model_without_a_tokenizer_gets_no_text(bert):
     assert load_data(f"text:{bert / 'a.txt'}", models=["netkin:char_lstm"]).labels is not None
 
 
+@pytest.mark.slow
 def test_functions_of_many_models_and_runs_split_a_text_by_the_tokenizer_too(words, tmp_path_factory):
     text, name, run = f"text,window=8:{words / 'a.txt'}", f"hf:{words}", tmp_path_factory.mktemp("run")
     for step in ("step_1", "step_2"):

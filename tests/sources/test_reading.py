@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from netkin.errors import SourceError
 from netkin.sources import load_data, load_model
-from netkin.sources.names import content, refuse_absent
+from netkin.sources.names import content, require_file
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_folder_that_may_not_be_entered_is_refused(tmp_path, monkeypatch, spec
 def test_a_link_to_itself_is_refused(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(SourceError, match="found no file '.*loop'|cannot be read"):
-        refuse_absent(tmp_path / "loop")
+        require_file(tmp_path / "loop")
 
 
 def test_what_is_no_plain_file_is_refused_unopened(tmp_path):

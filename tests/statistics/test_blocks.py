@@ -6,7 +6,7 @@ import torch
 from netkin.measures import measures
 from netkin.statistics import LayerSpectra, Moments
 from netkin.statistics.covariances import CovarianceSide
-from netkin.statistics.layer_moments import _medians
+from netkin.statistics.layer_moments import medians
 
 LINEAR = [name for name, found in measures().items() if found.facts.reads is Moments]
 COMPLEX = [name for name in LINEAR if name not in ("pwcca", "magnitude_difference")]
@@ -85,14 +85,14 @@ def test_blocks_may_differ_in_rank(name):
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 def test_medians_are_those_of_torch(count, dtype):
     maps = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count)).to(dtype)
-    assert torch.equal(_medians(maps), maps.median(0).values)
+    assert torch.equal(medians(maps), maps.median(0).values)
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_medians_leave_the_rows_as_they_are(width):
     rows = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
     before = rows.clone()
-    _medians(rows)
+    medians(rows)
     assert torch.equal(rows, before)
 
 

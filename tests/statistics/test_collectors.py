@@ -5,7 +5,7 @@ import pytest
 
 from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName
 from netkin.statistics import LayerGrams, LayerMoments, LayerRows, LayerSpectra, LinearRows
-from netkin.statistics.stored import to_plain
+from netkin.statistics.storage import to_plain
 
 PAIRS = [(["a"], ["b"]), (["c"], ["b"])]
 KINDS = {

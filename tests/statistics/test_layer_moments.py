@@ -9,7 +9,7 @@ import torch
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.measures import measures
 from netkin.statistics import LayerMoments, Moments
-from netkin.statistics.stored import to_plain
+from netkin.statistics.storage import to_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::netkin.errors.InflatedWarning")  # few examples will do here
 
@@ -166,11 +166,6 @@ def test_memory_does_not_grow_with_the_rows(worlds):
         to_plain(collector, tensors := {}, "")
         sizes.append(sum(tensor.numel() for tensor in tensors.values()))
     assert len(set(sizes)) == 1
-
-
-def test_moments_of_two_matrices_refuse_unpaired_rows(worlds):
-    with pytest.raises(ShapeError, match="`X` and `Y` must describe the same examples; got 5 rows and 4 rows"):
-        Moments.of(worlds.normal(5, 2), worlds.normal(4, 2))
 
 
 def test_nan_that_no_batch_noticed_is_refused_at_the_reading(worlds, monkeypatch):

@@ -16,7 +16,7 @@ from netkin.statistics import (
     Moments,
     layer_moments,
 )
-from netkin.statistics.collector import chunk_of, summed
+from netkin.statistics.collector import chunk_of, sum_of_chunks
 
 
 def test_the_gradients_of_mini_batches_are_those_of_small_steps(worlds):
@@ -65,9 +65,9 @@ def test_rows_that_wait_do_not_change_with_the_callers_memory(monkeypatch, world
 
 def test_the_sum_without_a_chunk_is_that_of_the_others():
     sums = torch.tensor([[1.0, 2.0], [1e17, 1e17], [3.0, 5.0]], dtype=torch.float64)
-    assert summed(sums, 1).tolist() == [4.0, 7.0]
-    assert summed(sums[:1], None).tolist() == [1.0, 2.0]
-    assert summed(sums[[0, 2]], None).tolist() == [4.0, 7.0]
+    assert sum_of_chunks(sums, 1).tolist() == [4.0, 7.0]
+    assert sum_of_chunks(sums[:1], None).tolist() == [1.0, 2.0]
+    assert sum_of_chunks(sums[[0, 2]], None).tolist() == [4.0, 7.0]
 
 
 def test_chunks_are_nearly_even_and_do_not_follow_the_numbers():

@@ -14,6 +14,7 @@ from netkin.identity.data import contents
 from netkin.statistics import sketches
 from netkin.statistics.kernel_pairs import KERNELS, KernelPair
 from netkin.statistics.sketches import LayerSketches, Sketch, SketchSettings, places, psi_width, tensor_sketch
+from refusals import refused
 
 ALL = ("features", "gradients", "product", "psi")
 
@@ -255,7 +256,7 @@ def test_buckets_without_examples_do_not_spoil_a_decomposition():
 
 def test_kernels_of_more_buckets_than_there_is_memory_for_are_refused():
     x = torch.randn(40, 8)
-    with pytest.raises(MemoryLimit, match="sketches need"):
+    with refused(MemoryLimit, "memory"):
         nk.compare(torch.nn.Linear(8, 3), torch.nn.Linear(8, 3), [x], "sketched_cka(buckets=200000)", memory=8e9)
 
 
@@ -372,11 +373,11 @@ def test_what_can_not_be_sketched_is_refused():
     F, G = layer(10, 4, 0)
     settings = SketchSettings(buckets=8)
     for bad in ({"buckets": 0}, {"stacks": 0}, {"buckets": 8, "stacks": 3}):
-        with pytest.raises(InvalidValue, match="at least 1 bucket, in stacks of equal height"):
+        with refused(InvalidValue, "buckets"):
             SketchSettings(**bad)
     with pytest.raises(NoValue, match="can't be centred about the mean of the examples; take kernel='psi'"):
         Sketch.of((F, G), (F, G), buckets=8).alignment("hadamard", "examples")
-    with pytest.raises(UnknownName, match="no kernel named 'hadamar'; did you mean 'hadamard'"):
+    with refused(UnknownName, "kernel"):
         Sketch.of((F, G), (F, G), kernel="hadamar")
     with pytest.raises(NetkinError, match="settings differ, .*buckets=8.*buckets=16"):
         collected(F, G, settings).merge(collected(F, G, SketchSettings(buckets=16)))

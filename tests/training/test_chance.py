@@ -10,6 +10,7 @@ from federated_worlds import clients, network
 from netkin.applications.continual import Task, learn_tasks
 from netkin.applications.federated import federate
 from netkin.training.chance import chance_caveat, chance_of
+from quickly import slow_after
 
 HALVES = torch.arange(200) % 2
 
@@ -54,9 +55,9 @@ def blobs(seed, shuffled):
     return images, labels[torch.randperm(120, generator=generator)] if shuffled else labels
 
 
-@pytest.mark.parametrize("method", ["finetune", "joint", "atoms"])
+@pytest.mark.parametrize("method", slow_after(1, ["finetune", "joint", "atoms"]))
 def test_a_sequence_of_tasks_says_if_its_labels_can_not_be_learnt(method):
-    options = {"epochs": 4, "batch": 16, "rate": 0.05, "progress": False}
+    options = {"epochs": 4, "batch": 16, "lr": 0.05, "progress": False}
     for shuffled in (True, False):
         tasks = [Task(str(k), blobs(k, shuffled), blobs(k + 9, shuffled), 2) for k in range(2)]
         record = learn_tasks(network(), tasks, method, **options).record
@@ -66,7 +67,7 @@ def test_a_sequence_of_tasks_says_if_its_labels_can_not_be_learnt(method):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 def test_a_federation_says_if_its_labels_can_not_be_learnt(algorithm):
-    options = {"rounds": 4, "batch": 16, "rate": 0.05, "progress": False}
+    options = {"rounds": 4, "batch": 16, "lr": 0.05, "progress": False}
     for shuffled in (True, False):
         train, test = ({f"c{k}": blobs(start + k, shuffled) for k in range(3)} for start in (0, 9))
         federation = federate(network(), train, algorithm, test=test, **options)
@@ -80,7 +81,7 @@ def test_chance_of_one_network_is_that_of_all_examples():
     """Each client has one class: a constant is right for a client, and rarely for all of them."""
     train = {f"c{k}": (images, torch.full_like(labels, k)) for k, (images, labels) in enumerate(clients(3).values())}
     with_counter = nn.Sequential(network(), nn.BatchNorm1d(3)).double()  # which each client keeps for itself
-    common = federate(with_counter, train, "fedavg", test=train, rounds=1, rate=1e-6, progress=False)
+    common = federate(with_counter, train, "fedavg", test=train, rounds=1, lr=1e-6, progress=False)
     (caveat,) = at_chance(common)
     assert "all clients together" in caveat.sentence
     assert "reaches 0.333" in caveat.sentence

@@ -8,6 +8,7 @@ import netkin as nk
 from netkin import jobs
 from netkin.errors import FileError, InvalidValue
 from netkin.training import Hook, train
+from quickly import slow_after
 
 INPUTS = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 3, (400,), generator=torch.Generator().manual_seed(1))
@@ -63,7 +64,7 @@ class Changing(nn.Module):
 WAYS = ["a number", "a tensor", "a tensor in place", "a list", "a mapping", "a buffer that is first made"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_after(2, WAYS))
 def test_a_model_that_changes_its_attributes_resumes_bit_for_bit(tmp_path, way):
     given = {"epochs": 2, "batch": 50, "every": 1, "save": tmp_path / "run"}
     whole, parted = Changing(way), Changing(way)
@@ -81,7 +82,7 @@ def test_a_model_that_changes_its_attributes_resumes_bit_for_bit(tmp_path, way):
 def test_models_that_change_their_attributes_are_not_stacked(way):
     given = {"epochs": 1, "batch": 50, "seeds": [5, 6, 7], "progress": False}
     with pytest.raises(InvalidValue, match="the forward pass changes '(count|factor|seen|by_name)' of the model"):
-        nk.train_many([Changing(way) for _ in range(3)], (INPUTS, LABELS), how="stacked", **given)
+        nk.train_many([Changing(way) for _ in range(3)], (INPUTS, LABELS), method="stacked", **given)
 
 
 class Growing(Hook):
@@ -114,7 +115,7 @@ def test_losses_of_networks_that_are_trained_at_once_are_those_of_each():
         return [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double() for _ in range(3)]
 
     data = (INPUTS.double(), LABELS)  # epochs of 40 steps, so that a segment of 64 ends within the second
-    at_once = nk.train_many(nets(), data, epochs=4, batch=10, seeds=[0, 1, 2], how="stacked", progress=False)
+    at_once = nk.train_many(nets(), data, epochs=4, batch=10, seeds=[0, 1, 2], method="stacked", progress=False)
     for number, history in enumerate(at_once):
         alone = train(nets()[number], data, epochs=4, batch=10, seed=number)
         assert [one["loss"] for one in history] == pytest.approx([one["loss"] for one in alone], abs=1e-9)
@@ -139,7 +140,7 @@ class Scaled(nn.Module):
         return self.last(torch.tanh(self.first(inputs) * (held[0] if isinstance(held, list) else held)))
 
 
-@pytest.mark.parametrize("way", ["buffer", "list", "hook"])
+@pytest.mark.parametrize("way", slow_after(1, ["buffer", "list", "hook"]))
 def test_work_on_models_that_differ_in_more_than_weights_is_not_continued(tmp_path, way):
     def compared(scale):
         models = {name: Scaled(seed, scale, way) for seed, name in enumerate("ab")}

@@ -7,6 +7,7 @@ from torch import nn
 import netkin as nk
 from netkin.errors import InvalidValue
 from netkin.training import Checkpoints, train
+from refusals import refused
 
 
 def test_checkpoints_are_a_run_of_the_weights_as_the_model_uses_them(tmp_path):
@@ -23,5 +24,5 @@ def test_checkpoints_are_a_run_of_the_weights_as_the_model_uses_them(tmp_path):
 
 
 def test_no_steps_between_checkpoints_are_refused(tmp_path):
-    with pytest.raises(InvalidValue, match="`every` must be a whole number of 1 or more; got 0"):
+    with refused(InvalidValue, "every"):
         Checkpoints(tmp_path, every=0)

@@ -16,6 +16,7 @@ def test_an_untrained_network_does_not():
     assert accuracy(untrained_digits_net(seed=0), load_data("digits:test")) < 0.5
 
 
+@pytest.mark.slow
 def test_training_follows_from_its_seed_and_leaves_random_numbers_alone():
     before = torch.random.get_rng_state()
     first, again, other = (trained_digits_net(seed, epochs=1) for seed in (0, 0, 1))
@@ -32,12 +33,14 @@ def trained():
     return trained_digits_net(seed=4, epochs=2, progress=lambda epoch, loss: told.append((epoch, loss))), told
 
 
+@pytest.mark.slow
 def test_progress_is_told_after_each_epoch(trained):
     _, told = trained
     assert [epoch for epoch, _ in told] == [1, 2]
     assert told[1][1] < told[0][1]
 
 
+@pytest.mark.slow
 def test_its_weights_are_those_of_a_plain_loop_bit_for_bit(trained):
     images, labels = next(iter(load_data("digits:train", batch_size=10_000)))
     model = untrained_digits_net(4).train()

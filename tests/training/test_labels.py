@@ -32,7 +32,7 @@ def test_class_numbers_of_any_whole_type_train_like_those_of_64_bits(dtype):
         data, models = (inputs, own), [net(), net(), net(1), net(2)]
         histories = [train(models[0], data, epochs=1, batch=8, test=data)]
         histories.append(train(models[1], [data], epochs=1, test=[data]))
-        histories += train_many(models[2:], data, epochs=1, batch=8, test=data, how="stacked")
+        histories += train_many(models[2:], data, epochs=1, batch=8, test=data, method="stacked")
         found.append((models, [one[-1]["accuracy"] for one in histories], accuracy(models[0], data)))
     weights = ([model[0].weight for model in models] for models, *_ in found)
     assert all(map(torch.equal, *weights))

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LinearLR
 import netkin as nk
 from netkin.errors import ForwardError, InvalidValue, ShapeError, SourceError, UnknownName
 from netkin.training import Hook, Recipe, accuracy, train
+from refusals import refusals, refused
 
 
 def net(seed=0, dropout=0.0):
@@ -38,7 +39,7 @@ def same(one, other):
 def test_a_plain_loop_gives_the_same_weights_bit_for_bit():
     inputs, labels = labelled()
     ours, theirs = net(), net()
-    history = train(ours, (inputs, labels), epochs=3, batch=16, rate=0.1, decay=0.01, nesterov=True, seed=5)
+    history = train(ours, (inputs, labels), epochs=3, batch=16, lr=0.1, weight_decay=0.01, nesterov=True, seed=5)
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
     draw, losses = torch.Generator().manual_seed(5), []
     for _ in range(3):
@@ -61,7 +62,7 @@ def test_whole_batches_leave_the_rest_for_the_next_shuffle():
 def test_drawn_batches_clipped_gradients_and_a_cosine_are_those_of_a_loop_by_hand():
     inputs, labels = labelled()
     ours, theirs = net(), net()
-    recipe = Recipe(steps=7, batch=8, optimizer="adam", rate=0.01, schedule="cosine", clip=0.5, order="drawn")
+    recipe = Recipe(steps=7, batch=8, optimizer="adam", lr=0.01, schedule="cosine", clip=0.5, order="drawn")
     train(ours, (inputs, labels), recipe, seed=2)
     optimizer = torch.optim.Adam(theirs.parameters(), 0.01)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
@@ -117,16 +118,14 @@ def test_optimizers_and_schedulers_of_torch_come_as_functions():
 
 def test_regression_and_recurrent_networks_train_too():
     inputs = torch.linspace(-1, 1, 64)[:, None]
-    history = train(
-        nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, rate=0.1, loss=mse_loss, test=(inputs, 3 * inputs)
-    )
+    history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, lr=0.1, loss=mse_loss, test=(inputs, 3 * inputs))
     assert history[-1]["loss"] < 1e-3
     assert "accuracy" not in history[-1]
     assert history[-1]["test_loss"] < 1e-3
     model = nk.load_model("netkin:char_lstm")
     tokens = torch.randint(0, 20, (12, 9), generator=torch.Generator().manual_seed(0))
     data = (tokens[:, :-1], tokens[:, 1:])
-    history = train(model, data, steps=3, batch=6, optimizer="adam", rate=1e-3, test=data)
+    history = train(model, data, steps=3, batch=6, optimizer="adam", lr=1e-3, test=data)
     assert 0 <= history[-1]["accuracy"] <= 1
 
 
@@ -283,38 +282,34 @@ def test_lower_precision_trains_nearly_alike():
 
 
 @pytest.mark.parametrize(
-    "settings, fault, sentence",
+    "settings, fault, argument",
     [
-        ({}, InvalidValue, "either `epochs` or `steps`, such as epochs=10; got neither"),
-        ({"epochs": 1, "steps": 1}, InvalidValue, "such as epochs=10; got both"),
-        ({"epochs": 0}, InvalidValue, "`epochs` must be a whole number of 1 or more; got 0"),
-        ({"epochs": 1, "rate": -1}, InvalidValue, "`rate` must be a number of 0 or more; got -1"),
-        ({"epochs": 1, "clip": 0}, InvalidValue, "`clip` must be a norm above 0"),
-        ({"epochs": 1, "optimizer": "adm"}, UnknownName, "no optimizer named 'adm'; did you mean 'adam'?"),
-        ({"epochs": 1, "schedule": "cosin"}, UnknownName, "did you mean 'cosine'?"),
-        ({"epochs": 1, "precision": "bf32"}, UnknownName, "no precision named 'bf32'"),
-        ({"epochs": 1, "epoch": 2}, UnknownName, "a recipe has no 'epoch'; did you mean 'epochs'?"),
-        ({"epochs": 2, "warmup": 2}, InvalidValue, "the warm-up, 2, must be shorter"),
-        ({"epochs": 1, "batch": 64, "drop_last": True}, InvalidValue, "40 examples fill no batch of 64"),
-        ({"epochs": 1, "smoothing": 0.1, "loss": mse_loss}, InvalidValue, "`smoothing` belongs to the cross entropy"),
-        ({"epochs": 1, "hooks": [3]}, InvalidValue, "a hook is a function of .model, step.*got int"),
-        (
-            {"epochs": 1, "rate": 1e30, "batch": 8},
-            ForwardError,
-            "the mean loss of epoch 1 is nan.*smaller `rate` than 1e.30",
-        ),
+        ({}, InvalidValue, "epochs"),
+        ({"epochs": 1, "steps": 1}, InvalidValue, "epochs"),
+        ({"epochs": 0}, InvalidValue, "epochs"),
+        ({"epochs": 1, "lr": -1}, InvalidValue, "lr"),
+        ({"epochs": 1, "clip": 0}, InvalidValue, "clip"),
+        ({"epochs": 1, "optimizer": "adm"}, UnknownName, "optimizer"),
+        ({"epochs": 1, "schedule": "cosin"}, UnknownName, "schedule"),
+        ({"epochs": 1, "precision": "bf32"}, UnknownName, "precision"),
+        ({"epochs": 1, "epoch": 2}, UnknownName, "recipe"),
+        ({"epochs": 2, "warmup": 2}, InvalidValue, "warmup"),
+        ({"epochs": 1, "batch": 64, "drop_last": True}, InvalidValue, "batch"),
+        ({"epochs": 1, "smoothing": 0.1, "loss": mse_loss}, InvalidValue, "smoothing"),
+        ({"epochs": 1, "hooks": [3]}, InvalidValue, "hooks"),
+        ({"epochs": 1, "lr": 1e30, "batch": 8}, ForwardError, ""),
     ],
 )
-def test_what_cannot_be_trained_is_refused(settings, fault, sentence):
-    with pytest.raises(fault, match=sentence):
+def test_what_cannot_be_trained_is_refused(settings, fault, argument):
+    with refused(fault, argument):
         train(net(), labelled(), **settings)
 
 
 def test_a_recipe_is_a_recipe():
-    with pytest.raises(InvalidValue, match="settings by name as `epochs=10`; got 10"):
-        train(net(), labelled(), 10)
-    with pytest.raises(InvalidValue, match="every=5 says how often .* say where with `save=FILE`"):
-        train(net(), labelled(), epochs=1, every=5)
+    refusals(
+        (lambda: train(net(), labelled(), 10), InvalidValue, "recipe"),
+        (lambda: train(net(), labelled(), epochs=1, every=5), InvalidValue, "every"),
+    )
 
 
 def test_the_name_of_a_model_is_no_model():
@@ -350,20 +345,15 @@ def test_settings_that_batches_overrule_are_named():
 
 def test_data_that_cannot_be_trained_on_are_refused():
     inputs, labels = labelled()
-    with pytest.raises(ShapeError, match="got 39 and 40 rows"):
-        train(net(), (inputs, labels[:-1]), epochs=1)
-    with pytest.raises(InvalidValue, match=r"a data set, or a loader of batches; got int."):
-        train(net(), 7, epochs=1)
-    with pytest.raises(SourceError, match="found no module 'digitz' .* did you mean 'digits'"):
-        train(net(), "digitz:train", epochs=1)
-    with pytest.raises(InvalidValue, match="can be read only once"):
-        train(net(), iter([(inputs, labels)]), epochs=1)
-    with pytest.raises(InvalidValue, match="one array"):
-        train(net(), [(inputs, labels)], epochs=1, shift=2)
-    with pytest.raises(ShapeError, match="no logits and class numbers.*pass `loss=`"):
-        train(net(), (inputs, labels.float()), epochs=1)
-    with pytest.raises(InvalidValue, match="no labels"):
-        train(net(), inputs, epochs=1)
+    refusals(
+        (lambda: train(net(), (inputs, labels[:-1]), epochs=1), ShapeError, "data"),
+        (lambda: train(net(), 7, epochs=1), InvalidValue, "data"),
+        (lambda: train(net(), "digitz:train", epochs=1), SourceError, ""),
+        (lambda: train(net(), iter([(inputs, labels)]), epochs=1), InvalidValue, "data"),
+        (lambda: train(net(), [(inputs, labels)], epochs=1, shift=2), InvalidValue, "shift"),
+        (lambda: train(net(), (inputs, labels.float()), epochs=1), ShapeError, ""),
+        (lambda: train(net(), inputs, epochs=1), InvalidValue, ""),
+    )
 
 
 def test_arrays_of_another_byte_order_train_like_any_others():

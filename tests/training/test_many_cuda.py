@@ -35,62 +35,69 @@ def furthest(models, others):
 
 
 RECIPES = {
-    "sgd": Recipe(steps=20, batch=32, rate=0.05, decay=0.01, schedule="cosine", warmup=3, clip=1.0),
-    "adam": Recipe(steps=20, batch=32, optimizer="adam", rate=0.01, decay=0.01),
-    "adamw, moved": Recipe(epochs=5, batch=32, optimizer="adamw", rate=0.01, shift=1, flip=True, schedule="linear"),
+    "sgd": Recipe(steps=20, batch=32, lr=0.05, weight_decay=0.01, schedule="cosine", warmup=3, clip=1.0),
+    "adam": Recipe(steps=20, batch=32, optimizer="adam", lr=0.01, weight_decay=0.01),
+    "adamw, moved": Recipe(epochs=5, batch=32, optimizer="adamw", lr=0.01, shift=1, flip=True, schedule="linear"),
 }
 
 
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_networks_trained_at_once_are_those_of_one_by_one(name, how):
+def test_networks_trained_at_once_are_those_of_one_by_one(name, method):
     models = nets()
     plain = copy.deepcopy(models)
-    histories = train_many(models, labelled(), RECIPES[name], how=how)
-    expected = train_many(plain, labelled(), RECIPES[name], how="one by one")
+    histories = train_many(models, labelled(), RECIPES[name], method=method)
+    expected = train_many(plain, labelled(), RECIPES[name], method="one by one")
     assert furthest(models, plain) < 1e-8
     for history, own in zip(histories, expected, strict=True):
         assert [one["loss"] for one in history] == pytest.approx([one["loss"] for one in own], abs=1e-8)
 
 
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
-def test_the_first_gradients_are_right_in_float32(how):
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
+def test_the_first_gradients_are_right_in_float32(method):
     models = nets(torch.float32)
     plain = copy.deepcopy(models)
-    recipe = Recipe(steps=1, batch=64, rate=1.0, momentum=0.0)
+    recipe = Recipe(steps=1, batch=64, lr=1.0, momentum=0.0)
     with exact_products():
-        train_many(models, labelled(), recipe, how=how)
-        train_many(plain, labelled(), recipe, how="one by one")
+        train_many(models, labelled(), recipe, method=method)
+        train_many(plain, labelled(), recipe, method="one by one")
     assert furthest(models, plain) < 1e-5
 
 
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
-def test_each_network_has_its_own_data_and_number_of_examples(how):
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
+def test_each_network_has_its_own_data_and_number_of_examples(method):
     models, data = nets(), [labelled(n, seed=n) for n in (32, 70, 100)]
-    plain, recipe = copy.deepcopy(models), Recipe(epochs=3, batch=16, rate=0.05, drop_last=True, schedule="linear")
-    train_many(models, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how=how, test=labelled(20, seed=9))
-    train_many(plain, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], how="one by one")
+    plain, recipe = copy.deepcopy(models), Recipe(epochs=3, batch=16, lr=0.05, drop_last=True, schedule="linear")
+    train_many(models, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], method=method, test=labelled(20, seed=9))
+    train_many(plain, data_of_each=data, recipe=recipe, seeds=[3, 3, 4], method="one by one")
     assert furthest(models, plain) < 1e-8
 
 
 @pytest.mark.parametrize("algorithm", ["local", "fedprox", "fedrep", "ditto"])
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_federation_by_one_recording_is_that_of_one_by_one(algorithm, share):
+@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
+def test_a_federation_by_one_recording_is_that_of_one_by_one(algorithm, client_fraction):
     (model,), data = nets(count=1), {str(k): labelled(40 + 5 * k, seed=k) for k in range(4)}
-    settings = {"rounds": 4, "batch": 16, "rate": 0.05, "drop_last": True, "share": share, "progress": False}
-    found = [federate(model, data, algorithm, how=how, **settings) for how in ("stacked", "one by one")]
+    settings = {
+        "rounds": 4,
+        "batch": 16,
+        "lr": 0.05,
+        "drop_last": True,
+        "client_fraction": client_fraction,
+        "progress": False,
+    }
+    found = [federate(model, data, algorithm, method=method, **settings) for method in ("stacked", "one by one")]
     states = [(one.state(name), other.state(name)) for one, other in [found] for name in data]
     assert max(abs(own[key] - plain[key]).max() for own, plain in states for key in own) < 1e-8
 
 
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
-def test_bf16_learns_the_digits(how):
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
+def test_bf16_learns_the_digits(method):
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (512,), generator=draw)
     images = torch.eye(10)[labels].reshape(-1, 1, 1, 10).expand(-1, 1, 8, 10)[..., :8].contiguous()
     images[labels >= 8] = labels[labels >= 8].float()[:, None, None, None]
     data, models = (images.cuda(), labels.cuda()), nets(torch.float32)
-    train_many(models, data, epochs=6, batch=64, optimizer="adam", rate=3e-3, precision="bf16", how=how)
+    train_many(models, data, epochs=6, batch=64, optimizer="adam", lr=3e-3, precision="bf16", method=method)
     assert min(accuracy(model, data) for model in models) > 0.9
 
 
@@ -124,7 +131,7 @@ def test_a_training_goes_on_from_its_file_on_a_gpu(tmp_path):
         if step in stops:
             raise RuntimeError("stopped")
 
-    whole, parted, recipe = nets()[0], nets()[0], Recipe(epochs=3, batch=32, rate=0.05)
+    whole, parted, recipe = nets()[0], nets()[0], Recipe(epochs=3, batch=32, lr=0.05)
     train(whole, labelled(), recipe)
     with pytest.raises(RuntimeError, match="stopped"):
         train(nets()[0], labelled(), recipe, save=tmp_path / "run", every=2, hooks=[stop])

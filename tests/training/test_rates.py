@@ -8,11 +8,12 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from netkin.errors import InvalidValue
 from netkin.training import Hook, Recipe, train
+from refusals import refused
 
 
 @pytest.mark.parametrize("schedule", ["constant", "steps", "linear", "cosine"])
 def test_rates_rise_in_the_warm_up_and_then_fall(schedule):
-    rates = [rate for (rate,) in Recipe(steps=12, schedule=schedule, warmup=3, rate=0.4).rates([0.4], 12)]
+    rates = [rate for (rate,) in Recipe(steps=12, schedule=schedule, warmup=3, lr=0.4).rates([0.4], 12)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     share = np.arange(9) / 9
     falling = {
@@ -26,7 +27,7 @@ def test_rates_rise_in_the_warm_up_and_then_fall(schedule):
 
 def test_linear_and_cosine_end_at_a_share_of_the_rate():
     for schedule in ("linear", "cosine"):
-        rates = Recipe(steps=10_000, schedule=schedule, rate=0.5, end=0.1).rates([0.5], 10_000)
+        rates = Recipe(steps=10_000, schedule=schedule, lr=0.5, end=0.1).rates([0.5], 10_000)
         assert rates[-1][0] == pytest.approx(0.05, rel=1e-3)
 
 
@@ -56,13 +57,13 @@ def labelled():
 
 @pytest.mark.parametrize("schedule", [ReduceLROnPlateau, lambda optimizer: ReduceLROnPlateau(optimizer, patience=3)])
 def test_a_schedule_that_waits_for_losses_is_refused(tmp_path, schedule):
-    with pytest.raises(InvalidValue, match="ReduceLROnPlateau waits for losses; pass another, or one of 'constant', "):
+    with refused(InvalidValue, "schedule"):
         train(net(), labelled(), epochs=1, schedule=schedule, save=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_optimizer_that_computes_the_loss_itself_is_refused():
-    with pytest.raises(InvalidValue, match="LBFGS takes the loss as a function.*pass an optimizer whose `step.."):
+    with refused(InvalidValue, "optimizer"):
         train(net(), labelled(), epochs=1, optimizer=torch.optim.LBFGS)
 
 
@@ -90,7 +91,7 @@ class Scaling(Hook):
 
 def test_a_hook_may_add_a_group_of_parameters_when_the_training_begins():
     hook = Scaling()
-    train(net(), labelled(), epochs=3, batch=20, rate=0.2, schedule="linear", hooks=[hook])
+    train(net(), labelled(), epochs=3, batch=20, lr=0.2, schedule="linear", hooks=[hook])
     assert np.array(hook.rates) == pytest.approx(np.outer([1, 2 / 3, 1 / 3], [0.2, 0.02]))
     assert hook.factor < 1
 

@@ -17,17 +17,20 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from netkin.comparing.plan import Plan
 from netkin.comparing.sides import on_device
 from netkin.comparing.spec import declarations, option, run_option
 from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import COMPARE, forms_by_name, state_noted, weights_digest
-from netkin.jobs import Identity, Job, refuse_output
+from netkin.jobs import Identity, Job, require_output
 from netkin.progress import ProgressOption, showing
 from netkin.representations.inputs import Forward, Transform
-from netkin.representations.layers import refuse_lazy
+from netkin.representations.layers import require_weights
 from netkin.settings import random_states_kept
 from netkin.sources import load_data, load_model
-from netkin.sources.batches import sample
+from netkin.sources.batches import OwnBatches, sample
+from netkin.sources.datasets import is_to_load
+from netkin.training.work_plan import Work, WorkPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class Experiment:
             require_at_least(1, examples=self.examples)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidValue(f"`seed` is a whole number; got {self.seed!r}.", argument="seed", value=self.seed)
-        refuse_output(self.save, overwrite=self.overwrite)
+        require_output(self.save, overwrite=self.overwrite)
 
     @property
     def given_models(self) -> dict[str, nn.Module]:
@@ -122,14 +125,26 @@ class Experiment:
         model = self.models[name]
         if isinstance(model, str):
             model = load_model(model, seed=list(self.models).index(name))
-        refuse_lazy(model)
+        require_weights(model)
         return model
 
     def load_data(self, name: str) -> Any:
         """Return the data for a model; data by name are processed as the model's own folder says."""
-        if not isinstance(self.data, str):
+        if not is_to_load(self.data, [self.models[name]]):
             return self.data
         return sample(load_data(self.data, models=[self.models[name]]), self.examples, seed=self.seed)
+
+    def load_common_data(self) -> Any:
+        """Return the data that all models are fed."""
+        models = list(self.models.values())
+        data = load_data(self.data, models=models) if is_to_load(self.data, models) else self.data
+        if isinstance(data, OwnBatches):
+            raise InvalidValue(
+                "the models have different tokenizers, so that a text is other tokens to each; choose one by "
+                "`text,tokenizer=DIR:FILE`, or give tokens.",
+                argument="data",
+            )
+        return sample(data, self.examples, seed=self.seed) if data is not self.data else data
 
 
 class ExperimentOptions(TypedDict, total=False):
@@ -148,3 +163,8 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 DECLARED = declarations(Experiment)
+
+
+def plan_of_pass(what: str, plan: Plan) -> WorkPlan:
+    """Return the plan of one pass of a comparison, in the words of all applications."""
+    return WorkPlan((Work(what, plan.examples),), {"statistics": plan.bytes}, refused=plan.refused)

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from netkin.applications.experiment import DECLARED as EXPERIMENT
+from netkin.applications.experiment import plan_of_pass
 from netkin.arrays import exact_products, label_tensor, summing_dtype
-from netkin.comparing.compare import compare_sides
+from netkin.comparing.compare import compare_sides, explain_sides
 from netkin.comparing.sides import ModelInput, ModelSide, Reads, Side
 from netkin.comparing.spec import DECLARED as COMPARING
 from netkin.comparing.spec import Spec as CompareSpec
@@ -44,6 +45,7 @@ from netkin.results import Comparison, Values
 from netkin.results.records import distinct
 from netkin.sources.batches import class_names
 from netkin.sources.names import by_name
+from netkin.training.work_plan import Planning, WorkPlan, planned
 
 REST = ("mean", "predicted")
 ITSELF = "its output is the logits themselves"
@@ -108,7 +110,8 @@ def side_of(directions: AlignedSide | Directions) -> AlignedSide:
         return directions.x
     if not isinstance(directions, AlignedSide):
         raise InvalidValue(
-            f"directions come from `nk.svcca_directions` or `nk.model_directions`; got {type(directions).__name__}."
+            f"directions come from `nk.svcca_directions` or `nk.model_directions`; got {type(directions).__name__}.",
+            argument="directions",
         )
     return directions
 
@@ -159,7 +162,8 @@ def _restriction(directions: AlignedSide | Directions | Neurons, k: int | None) 
     if isinstance(directions, Neurons):
         if k is not None:
             raise InvalidValue(
-                f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons."
+                f"{len(directions.chosen):,} neurons are chosen already; leave `k` out, or choose {k:,} neurons.",
+                argument="k",
             )
         return directions.mean, directions.encode, directions.decode
     side = side_of(directions)
@@ -195,6 +199,7 @@ OPTIONS = {name: {**COMPARING, **EXPERIMENT}[name] for name in NAMED.split()}
 
 
 @with_call
+@planned
 @by_name(models="model", data="data")
 @takes_options(declared=OPTIONS)
 def class_sensitivity(
@@ -206,7 +211,7 @@ def class_sensitivity(
     names: Sequence[str] | None = None,
     name: str = "layers",
     **options: Any,
-) -> Comparison:
+) -> Planning[WorkPlan, Comparison]:
     """Return how closely every layer follows the logit of each class: a comparison of layers with classes.
 
     The logits are the model's own output, one column a class. `classes` are numbers of columns, or `names` of them; all
@@ -236,11 +241,16 @@ def class_sensitivity(
     of_model = {option: options.pop(option, None) for option in ("layers", "shape", "transform", "device")}
     logits = Logits(classes, names, class_names(data), of_model["layers"], options.pop("forward", None))
     rows = ModelSide(name, ModelInput(model, forward=logits.run, **of_model))
-    with showing(options.pop("progress", None)):
-        comparison = compare_sides(rows, logits, data, CompareSpec(measures=measures, **options))
-    logits.refuse_absent()
+    progress, spec = options.pop("progress", None), CompareSpec(measures=measures, **options)
+    yield lambda: plan_of_pass("comparing layers with classes", explain_sides(rows, logits, data, spec))
+    with showing(progress):
+        comparison = compare_sides(rows, logits, data, spec)
+    logits.require_class()
     tables = {name: _without_logits(table, logits.layers) for name, table in comparison.tables.items()}
     return replace(comparison, tables=tables)
+
+
+explain_class_sensitivity = class_sensitivity.explain
 
 
 def _without_logits(table: Values, layers: Collection[str]) -> Values:
@@ -316,13 +326,14 @@ class Logits(Side):
             rows = {name: self._reduce(self.name, name, column, None) for name, column in rows.items()}
         return Recorded(rows)
 
-    def refuse_absent(self) -> None:
+    def require_class(self) -> None:
         """Refuse a class that was requested and that the labels, if there were any, never named."""
         absent = [name for name, column in self._columns.items() if self._asked is not None and not self._seen[column]]
         if self._seen and absent:
             raise InvalidValue(
                 f"class {absent[0]!r} does not occur among the {self._seen.total():,} labels of the data; "
-                "pass data that hold it, or leave it out."
+                "pass data that hold it, or leave it out.",
+                argument="classes",
             )
 
 

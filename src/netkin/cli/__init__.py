@@ -76,12 +76,12 @@ class Remembering(Commands):
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="replace")  # which the encoding of a terminal may lack
         if not ctx.resilient_parsing:
-            _refuse_empty(args)
+            _require_filled(args)
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
-def _refuse_empty(args: Sequence[str]) -> None:
+def _require_filled(args: Sequence[str]) -> None:
     """Refuse an empty argument or value, as of a variable of the shell that is not set; "" names a model's output."""
     for before, typed in pairwise(["netkin", *args]):
         if (typed == "" and before not in NAMING_LAYERS) or re.fullmatch(r"--(?!layer)[\w-]+=", typed):
@@ -96,10 +96,11 @@ def cli(debug: bool) -> None:
     """Measure how similar neural networks are: their representations of the same examples, layer by layer.
 
     A model is BUILDER[@WEIGHTS]. BUILDER is netkin:NAME (a reference architecture, such as netkin:tiny10),
-    package.module:function (called without arguments), hf:DIR (a transformers model) or the path of an exported program
-    (.pt2). WEIGHTS is a safetensors file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and
-    .pt2 files contain their own. Data is digits:test, images:DIR, cifar10:DIR or package.module:function; `netkin list
-    data` lists all. NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
+    package.module:function (called without arguments), hf:DIR (a transformers model, with options as in
+    hf:DIR,dtype=bfloat16 or hf:DIR,adapter=DIR) or the path of an exported program (.pt2). WEIGHTS is a safetensors
+    file, a state dict saved by torch, or a file saved by `netkin compress`; hf:DIR and .pt2 files contain their own.
+    Data is digits:test, images:DIR, cifar10:DIR, text:FILE or package.module:function; `netkin list data` lists all.
+    NAME=DATA gives the data a name of your own, and NAME=MODEL a model that is compared with others.
 
     Results go to stdout, progress to stderr. The exit code is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
     """

@@ -130,7 +130,7 @@ def _describe_source(row: dict[str, str]) -> str:
 
 
 def _wrap(text: str) -> str:
-    """Return `text` in lines of a hundred characters; what people will type is not broken."""
+    """Return `text` in lines of a hundred characters; commands and names are not broken."""
     return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 

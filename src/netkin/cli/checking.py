@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "click")
 EXTRAS = {
-    "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL", "lightning": "lightning",
-    "mlflow": "mlflow", "pandas": "pandas", "ray": "ray", "tensorboard": "tensorboard", "xarray": "xarray",
+    "arrow": "pyarrow", "figures": "matplotlib", "flower": "flwr", "hf": "transformers", "images": "PIL",
+    "lightning": "lightning", "mlflow": "mlflow", "pandas": "pandas", "peft": "peft", "ray": "ray",
+    "tensorboard": "tensorboard", "xarray": "xarray",
 }  # fmt: skip
 TOLERANCE = 1e-9
 COARSE = 1e-4  # for devices without float64

@@ -31,12 +31,13 @@ from netkin.cli.options import (
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
     Destination,
+    all_recorded,
     call_for_many,
     call_library,
     loaded_models,
     named_models,
     read_from_weights,
-    refuse_names,
+    require_name_of_each,
     tell_random_weights,
     with_resume_hint,
 )
@@ -70,6 +71,9 @@ def compare(context: click.Context, a: str, b: str | None, more: tuple[str, ...]
     more than two models the mean of each pair is printed; the saved file and the report hold all layers. With more than
     two models, or --engine ray, --out also keeps finished parts beside the file: run the same command again to resume,
     or with --overwrite to start again.
+
+    A and B may also be recorded rows: a file of safetensors, npz or npy, or a folder of such shards. Two recordings
+    need no --data; a recording and a model are compared on the --data that were recorded.
 
     STATISTICS is a file written by `netkin collect` or `netkin merge`. Measures are read from it without the models and
     the data.
@@ -111,25 +115,25 @@ def _compare(
     from netkin.comparing import compare_many
     from netkin.comparing.compare import compare as compare_models
 
-    _refuse_without_data(models, options)
+    _require_data(models, options)
     if len(models) > 2:
         kept = {"save": place.result, "overwrite": place.overwrite} if grows else {}
         return call_for_many(compare_many, models, options | kept)
-    _refuse_rows(options.pop("rows"))
+    _require_no_rows(options.pop("rows"))
     return call_library(compare_models, models, options, place)
 
 
-def _refuse_without_data(models: Mapping[str, str], options: Mapping[str, Any]) -> None:
+def _require_data(models: Mapping[str, str], options: Mapping[str, Any]) -> None:
     """Refuse measures of activations without data to run the models on."""
-    if options["data"] is not None or read_from_weights(options["measures"]):
+    if options["data"] is not None or all_recorded(models.values()) or read_from_weights(options["measures"]):
         return
     first = next(iter(models.values()))
-    refuse_result(first)
+    require_no_result(first)
     statistics = "" if ":" in first else f" A file of statistics needs none, but {first!r} is no such file."
     raise click.UsageError(f"--data is missing: models need examples to run on.{statistics}")
 
 
-def _refuse_rows(rows: int | None) -> None:
+def _require_no_rows(rows: int | None) -> None:
     if rows is not None:
         raise click.UsageError("--rows is for three models or more, of which all pairs are compared; use --examples.")
 
@@ -150,7 +154,7 @@ def _read_statistics(context: click.Context, path: str) -> Comparison:
         )
     measures = context.params["measures"] if is_typed(context, "measures") else default_measures(statistics)
     if names := context.params["names"]:
-        refuse_names(names, len(statistics.models))
+        require_name_of_each(names, len(statistics.models))
         statistics.note(names=dict(zip(statistics.models, names, strict=True)))
     warn_of_missing_parts(statistics)
     return cast("Comparison", statistics.compute(list(measures)))
@@ -160,7 +164,7 @@ def _print_plan(models: Mapping[str, str], options: dict[str, Any], json: bool) 
     """Print what the comparison would do and cost, and exit with 1 where it would be refused."""
     if options["engine"] == "distributed":
         raise click.UsageError("--plan runs in one process; leave out --engine distributed.")
-    _refuse_without_data(models, options)
+    _require_data(models, options)
     plan, facts = _plan(models, options)
     facts["refused"] = plan.refused
     for remark in facts.get("warnings", ()):  # of many models, most of which are loaded by name in the library
@@ -179,11 +183,11 @@ def _plan(models: Mapping[str, str], options: dict[str, Any]) -> tuple[Plan | Ma
     if len(models) > 2 or (options["engine"] == "ray" and len(models) == 2):
         many = call_for_many(explain_many, models, options)
         facts = asdict(many)
-        facts["way"]["blocks"] = len(many.way.blocks)
+        facts["schedule"]["blocks"] = len(many.schedule.blocks)
         return many, facts
     if options.pop("engine") == "ray":
         raise click.UsageError("--engine ray plans for two models or more; leave it out for one.")
-    _refuse_rows(options.pop("rows"))
+    _require_no_rows(options.pop("rows"))
     plan = call_library(explain_models, models, options)
     return plan, {key: value for key, value in asdict(plan).items() if key != "kinds"}
 
@@ -203,7 +207,7 @@ def kind_of_file(path: str | Path) -> str:
         return ""
 
 
-def refuse_result(path: str | Path) -> None:
+def require_no_result(path: str | Path) -> None:
     """Refuse a file that holds a finished result where a model or statistics are expected."""
     if kind_of_file(path) in FINISHED:
         raise FileError(f"{str(path)!r} holds a finished result and no statistics; `netkin report {path}` shows it.")
@@ -213,7 +217,7 @@ def open_statistics(path: Path) -> Comparer:
     """Return the statistics in a file; any other file is refused."""
     from netkin.comparing.comparer import load_comparer
 
-    refuse_result(path)
+    require_no_result(path)
     return load_comparer(path)
 
 
@@ -329,12 +333,12 @@ def merge(files: tuple[Path, ...], out: Path, overwrite: bool, json: bool) -> No
     Parts with other weights, code, layers, settings or data are refused, and so are parts that overlap. A warning names
     the examples of missing parts.
     """
-    from netkin.progress import reported
+    from netkin.progress import with_progress
 
     outputs = OutputFiles(overwrite)
     outputs.check("--out", out)
     statistics = open_statistics(files[0])
-    for file in reported(files[1:], "merging", "files"):  # one at a time, as each may be large
+    for file in with_progress(files[1:], "merging", "files"):  # one at a time, as each may be large
         part = open_statistics(file)
         try:
             statistics = statistics.merge(part)

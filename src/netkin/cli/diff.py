@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from netkin.cli.options import DEVICE, EXAMPLES, NAMES, PLAN, TRANSFORM, command, result_options
-from netkin.cli.outputs import OutputFiles, as_json
+from netkin.cli.options import DEVICE, EXAMPLES, NAMES, PLAN, SAMPLE_SEED, TRANSFORM, command, result_options
+from netkin.cli.outputs import OutputFiles
 from netkin.cli.running import (
     functions_of,
     load_batches,
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 FAILED = 3
 RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-LIMITED = ("kl", "agreement", "error", "ratio", "standing_out", "perplexity_a", "perplexity_b")
+LIMITED = (
+    *("kl", "agreement", "error", "ratio", "standing_out", "perplexity_a", "perplexity_b"),
+    *("logprob", "logprob_worst", "kl_at_least"),
+)
 
 
 class Check(NamedTuple):
@@ -62,14 +65,21 @@ class Condition(click.ParamType):
     heading="Modules and limits",
 )
 @click.argument("a")
-@click.argument("b")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the models on; see `netkin list data`.")
+@click.argument("b", metavar="B|STATES|LOGPROBS")
+@click.option("--data", metavar="DATA", help="Examples to run the models on; see `netkin list data`.")
 @click.option(
     "--match",
     multiple=True,
     metavar="A=B",
     help="Modules of A that have another name in B, as in 'transformer.h.*=blocks.*'; can be repeated.",
 )
+@click.option(
+    "--serve",
+    type=click.Choice(["decode", "left", "right", "packed"]),
+    help="How B gets the sequences that A gets in one pass: token after token with its cache, padded, or in one row.",
+)
+@click.option("--prefill", type=click.IntRange(min=1), metavar="N",
+              help="Tokens in the first step of --serve decode; by default half of them.")  # fmt: skip
 @click.option(
     "--fail-if",
     "checks",
@@ -82,7 +92,7 @@ class Condition(click.ParamType):
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, metavar="N",
               help="Batch size; modules are compared on the first batch.")  # fmt: skip
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @NAMES
 @TRANSFORM
 @PLAN
@@ -92,13 +102,15 @@ def diff(a: str, b: str, plan: bool, checks: tuple[Check, ...], **options: Any) 
 
     Each module of one model runs on the inputs of its counterpart in the other, and its error is held against what
     rounding alone does. The exit code is 3 if a condition of --fail-if holds.
+
+    STATES are what an engine recorded at the ends of modules, such as the folder that vLLM's extract_hidden_states
+    writes: a folder or file of safetensors, npz or npy. A's modules run on them. Where they hold the tokens, no --data
+    are needed. LOGPROBS is a file of JSON, JSON lines or npz with tokens and their log-probabilities.
     """
     outputs = OutputFiles.of(options)
     models = named_models([a, b], options.pop("names"))
     if plan:
-        made = _call(models, plan=True, **options)
-        click.echo(as_json(made) if outputs.json else str(made))
-        return
+        outputs.show_plan(_call(models, plan=True, **options))
     found: Diff = _call(models, plan=False, **options)
     outputs.deliver(found, found.save)
     values = found.values()
@@ -115,8 +127,10 @@ def diff(a: str, b: str, plan: bool, checks: tuple[Check, ...], **options: Any) 
 def _call(
     models: dict[str, str],
     plan: bool,
-    data: str,
+    data: str | None,
     match: tuple[str, ...],
+    serve: str | None,
+    prefill: int | None,
     batch_size: int,
     examples: int | None,
     seed: int,
@@ -125,7 +139,7 @@ def _call(
 ) -> Any:
     """Load what was named and call the library."""
     from netkin.applications.diff import diff as find_difference
-    from netkin.applications.diff import explain_diff
+    from netkin.applications.diff import explain_diff, not_a_model
 
     require_device(device)
     renamed = {}
@@ -135,13 +149,19 @@ def _call(
             raise click.UsageError(f"--match is written A=B, as in 'transformer.h.*=blocks.*'; got {text!r}.")
         renamed[old] = new
     specs = list(models.values())
-    networks = load_models(specs)
-    batches = load_batches(data, batch_size, examples, seed, models=specs)
+    is_recorded = not_a_model(specs[1])
+    if data is None and not is_recorded:
+        raise click.UsageError("--data is missing: models need examples to run on.")
+    if plan and is_recorded:
+        raise click.UsageError("--plan is for two models; beside a recorded side A runs up to six times on one batch.")
+    networks = load_models(specs[:1] if is_recorded else specs)
+    batches = data and load_batches(data, batch_size, examples, seed, models=specs[:1] if is_recorded else specs)
     names = list(models)
     function = explain_diff if plan else find_difference
     made = function(
-        networks[0], networks[1], batches, match=renamed or None, transform=functions_of(transforms, 1),
-        names=(names[0], names[1]), device=device, seed=seed,
+        networks[0], specs[1] if is_recorded else networks[1], batches, match=renamed or None, serve=serve,
+        prefill=prefill,
+        transform=functions_of(transforms, 1), names=(names[0], names[1]), device=device, seed=seed,
     )  # fmt: skip
     if not plan:
         tell_random_weights(networks)

@@ -52,9 +52,9 @@ def example(line: str) -> str:
 
 
 GROUPS = {  # headings of `--help` with the options below them, after those of the command's own
-    "Training": "recipe head pretrain_epochs head_epochs finetune",
-    "Data": "data test test_examples public examples balanced batch_size part start transforms",
-    "What is compared": "score measures layers layer pairs shape tokens resize scores",
+    "Training": "recipe head method pretrain_epochs head_epochs finetune",
+    "Data": "data test test_examples validation public examples balanced batch_size part start transforms",
+    "What is compared": "score measures layers layer pairs shape positions tokens resize scores",
     "Standard errors": "errors chunks seeds",
     "Running": "plan device engine address gpus memory rows exact_model seed",
     "Results": "save out report figure csv title names json overwrite",
@@ -198,6 +198,9 @@ TRANSFORM, TRANSFORMS = (
     )
 )
 QUIET = click.option("--quiet", is_flag=True, expose_value=False, callback=_silence, help="Hide progress.")
+SAMPLE_SEED = click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples."
+)
 EXAMPLES = click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -209,7 +212,7 @@ RECIPE = click.option(
     "--recipe",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Training settings, such as epochs=2,batch=32,rate=0.05; can be repeated. See the guide to training.",
+    help="Training settings, such as epochs=2,batch=32,lr=0.05; can be repeated. See the guide to training.",
 )
 ENGINES = {
     "local": "this process",
@@ -259,6 +262,7 @@ SHAPE = declared(
 _RESIZE = declared("resize", type=click.Choice(["average"]))
 _EXACT = declared("exact_model")
 _TOKENS = declared("tokens", type=COUNT, metavar="N")
+_POSITIONS = declared("positions", metavar="SLICE")
 BATCH_SIZE = click.option("--batch-size", type=COUNT, default=128, show_default=True, metavar="N", help="Batch size.")
 MEMORY = declared("memory", "Write 500MB or 2GB.", callback=memory_option, metavar="SIZE")
 SEED = declared("seed", "Also for the sample of --examples.", type=int, metavar="N")
@@ -275,7 +279,7 @@ _COMPARING = (
 )
 
 
-def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
+def _require_errors(context: click.Context, parameter: click.Parameter, chunks: int) -> int:
     """Refuse --chunks without --errors, where they would do nothing."""
     if is_typed(context, "chunks") and not context.params["errors"]:
         raise click.UsageError("--chunks needs --errors.")
@@ -284,7 +288,7 @@ def _refuse_alone(context: click.Context, parameter: click.Parameter, chunks: in
 
 _ERRORS = (
     declared("errors", is_eager=True),
-    declared("chunks", "Needs --errors.", type=click.IntRange(min=2), metavar="K", callback=_refuse_alone),
+    declared("chunks", "Needs --errors.", type=click.IntRange(min=2), metavar="K", callback=_require_errors),
     _EXACT,
 )
 _SKETCHING = (
@@ -305,6 +309,7 @@ def comparing_options(command: Command, *, needs_data: bool = True) -> Command:
         _measures(["cka"]),
         LAYERS_BY_MODEL,
         *_COMPARING,
+        _POSITIONS,
         _TOKENS,
         *_ERRORS,
         NAMES,
@@ -331,7 +336,9 @@ def collecting_options(command: Command) -> Command:
     measures = _measures(
         [], "Measures that can be read from the file later; by default all linear ones. Can be repeated."
     )
-    return with_options(command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _TOKENS, *_ERRORS, NAMES, TRANSFORMS)
+    return with_options(
+        command, _data(), measures, LAYERS_BY_MODEL, *_COMPARING, _POSITIONS, _TOKENS, *_ERRORS, NAMES, TRANSFORMS
+    )
 
 
 def task_options(command: Command) -> Command:
@@ -378,6 +385,9 @@ def _data(required: bool = True) -> Option:
     )
 
 
+DATA = _data()
+
+
 def _measures(
     default: list[str], text: str = "Measure to compute; can be repeated. See `netkin list measures`."
 ) -> Option:
@@ -397,15 +407,15 @@ def recipe_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a recipe by their names.
 
     Example:
-        >>> recipe_settings(["epochs=2,rate=0.05", "flip=true", "optimizer=adam"])
-        {'epochs': 2, 'rate': 0.05, 'flip': True, 'optimizer': 'adam'}
+        >>> recipe_settings(["epochs=2,lr=0.05", "flip=true", "optimizer=adam"])
+        {'epochs': 2, 'lr': 0.05, 'flip': True, 'optimizer': 'adam'}
     """
     found: dict[str, Any] = {}
     for text in (part for one in texts for part in one.split(",")):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
             raise click.BadParameter(
-                f"a setting is written NAME=VALUE, as rate=0.05; got {text!r}.", param_hint="--recipe"
+                f"a setting is written NAME=VALUE, as lr=0.05; got {text!r}.", param_hint="--recipe"
             )
         if name in found:
             raise click.BadParameter(f"{name!r} is given twice.", param_hint="--recipe")

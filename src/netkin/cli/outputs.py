@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -110,15 +110,15 @@ class OutputFiles:
             named = f"{what} name ends in {' or '.join(endings)}; got {path.name!r}."
             raise click.BadParameter(named, param_hint=option)
         if not endings:
-            _refuse_ending(option, path)
+            _require_ending(option, path)
         if endings is FIGURES and find_spec("matplotlib") is None:
             raise MissingExtra(
                 "a figure needs the package 'matplotlib'; install it with `pip install 'netkin[figures]'`."
             )
-        self._refuse_twice(option, path)
-        _refuse_own_output(option, path)
-        refuse = jobs.refuse_output if self.is_job and option.startswith("--out") else files.refuse_output
-        refuse(path, overwrite=self.overwrite, option=option)
+        self._require_own_place(option, path)
+        _require_other_output(option, path)
+        require = jobs.require_output if self.is_job and option.startswith("--out") else files.require_output
+        require(path, overwrite=self.overwrite, option=option)
         self.places[option] = path
 
     def write(self, path: Path | None, write: Callable[..., Any], said: str = "") -> None:
@@ -155,6 +155,11 @@ class OutputFiles:
         if self.writes:
             click.echo(text())
 
+    def show_plan(self, plan: Any, is_refused: bool = False, facts: Any = None) -> NoReturn:
+        """Print a plan, for --json its `facts` if they are others than its own, and end the command."""
+        self.show(lambda: as_json(facts or plan) if self.json else str(plan))
+        raise click.exceptions.Exit(REFUSED if is_refused else 0)
+
     def finish(self) -> None:
         """Say, after the numbers, what could not be written."""
         if not self.faults:
@@ -165,13 +170,13 @@ class OutputFiles:
         ]
         raise FileError(" ".join(sentences)) from self.faults[0][1]
 
-    def _refuse_twice(self, option: str, path: Path) -> None:
+    def _require_own_place(self, option: str, path: Path) -> None:
         for other, place in self.places.items():
             if os.path.realpath(place) == os.path.realpath(path):
                 raise click.UsageError(f"{other} and {option} both name {path}; give each its own file.")
 
 
-def _refuse_ending(option: str, path: Path) -> None:
+def _require_ending(option: str, path: Path) -> None:
     """Refuse a name for a file of netkin that says it is a page, a figure or a table."""
     writer = WRITTEN_BY.get(path.suffix.lower())
     if writer is None:
@@ -183,7 +188,7 @@ def _refuse_ending(option: str, path: Path) -> None:
     raise click.BadParameter(sentence, param_hint=option)
 
 
-def _refuse_own_output(option: str, path: Path) -> None:
+def _require_other_output(option: str, path: Path) -> None:
     """Refuse the file that the command prints into, as ``/dev/stdout`` is one: what is printed there would be lost."""
     for stream in (1, 2):
         with suppress(OSError):  # there is no such file, or the stream is closed
@@ -233,7 +238,7 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        from netkin.progress import commanded, showing
+        from netkin.progress import as_command, showing
 
         context = click.get_current_context(silent=True)
         silent = context is not None and context.meta.get(SILENT)
@@ -241,7 +246,7 @@ def with_refusals(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("--title needs --report or --figure.")
         unsaved: list[str] = []
         try:
-            with commanded(_command_line()), showing(False if silent else None), _collecting(unsaved, context):
+            with as_command(_command_line()), showing(False if silent else None), _collecting(unsaved, context):
                 command(*arguments, **options)
             if unsaved:
                 raise FileError(unsaved.pop(0))

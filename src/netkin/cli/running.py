@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from netkin.comparing.engines.plain import DataSpec
     from netkin.comparing.engines.ray import Ray
-    from netkin.sources.batches import Batches, Borrowed
+    from netkin.sources.batches import Data
 
 Result = TypeVar("Result")
 MODELS = "netkin.models"  # that a command has loaded
@@ -42,8 +42,8 @@ def call_library(
     given = options.pop("transforms")
     options |= {"names": (names[0], names[-1]), "transforms": functions_of(given, len(specs))}
     options["layers"] = layers_by_model(options["layers"], list(dict.fromkeys(names)))
-    refuse_unknown_names(options, specs)
-    networks = load_models(specs) if options.get("engine") != "ray" else []
+    require_known_names(options, specs)
+    networks = load_sides(specs) if options.get("engine") != "ray" else []
     data = prepare(options, specs, place)
     if runs_elsewhere(options):  # which loads models where they are used, and functions
         return function(*specs, data=data, **options | {"transforms": one_or_each(given)})
@@ -61,25 +61,27 @@ def call_for_many(
     given = options.pop("transforms")
     options["transforms"] = functions_of(given, len(specs))
     options["layers"] = layers_by_model(options["layers"], list(models))
-    refuse_unknown_names(options, specs)
+    require_known_names(options, specs)
     data = prepare(options, specs, place)
     if runs_elsewhere(options):
         return function(models, data=data, **options | {"transforms": one_or_each(given)})
-    loaded = dict(zip(models, load_models(specs), strict=True)) if options["engine"] == "distributed" else models
+    loaded = dict(zip(models, load_sides(specs), strict=True)) if options["engine"] == "distributed" else models
     return function(loaded, data=data, **options)
 
 
-def refuse_unknown_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
+def require_known_names(options: Mapping[str, Any], specs: Sequence[str]) -> None:
     """Refuse misspelt measures, devices and models before the data are loaded, which may take long."""
     from netkin.comparing.comparer import measures_of
-    from netkin.sources.models import refuse_unknown_model
+    from netkin.sources.models import require_known_model
+    from netkin.sources.recordings import names_recording
 
     if options["measures"]:
         measures_of(list(options["measures"]))
     if options.get("engine") != "ray":  # whose workers may have others
         require_device(options["device"] if options.get("engine") != "distributed" else None)
         for spec in dict.fromkeys(specs):
-            refuse_unknown_model(spec)
+            if not names_recording(spec):
+                require_known_model(spec)
 
 
 def prepare(options: dict[str, Any], specs: Sequence[str], place: Destination | None = None) -> Any:
@@ -105,7 +107,7 @@ def _data_spec(data: str, batch_size: int, options: Mapping[str, Any], balanced:
     """Return data by name, with the sample that is drawn of them."""
     from netkin.comparing.engines.plain import DataSpec
 
-    _refuse_balanced(balanced, options["examples"])
+    _require_examples(balanced, options["examples"])
     return DataSpec(data, batch_size, options["examples"], options["seed"], balanced)
 
 
@@ -126,11 +128,26 @@ def read_from_weights(measures: Sequence[str]) -> bool:
     return weights_alone(measures_of(list(measures)))
 
 
-def load_models(specs: Sequence[str]) -> list[nn.Module]:
-    """Return the models that `specs` name; those without weights have other random ones each."""
+def load_models(specs: Sequence[str], *, same_weights: bool = False) -> list[nn.Module]:
+    """Return the models that `specs` name; those without weights get random ones, each its own or all the same."""
     from netkin.sources import load_model
 
-    return [remember(load_model(spec, seed=place)) for place, spec in enumerate(specs)]
+    return [remember(load_model(spec, seed=0 if same_weights else place)) for place, spec in enumerate(specs)]
+
+
+def load_sides(specs: Sequence[str]) -> list[Any]:
+    """Return the models and recordings that `specs` name; see `load_models`."""
+    from netkin.comparing.sides import load_side
+
+    loaded = [load_side(spec, seed=place) for place, spec in enumerate(specs)]
+    return [remember(side) if hasattr(side, "state_dict") else side for side in loaded]
+
+
+def all_recorded(specs: Iterable[str]) -> bool:
+    """Return whether all names are those of recordings, which need no data."""
+    from netkin.sources.recordings import names_recording
+
+    return all(map(names_recording, specs))
 
 
 def tell_random_weights(models: Sequence[nn.Module]) -> None:
@@ -148,16 +165,16 @@ def load_batches(
     seed: int,
     balanced: bool = False,
     models: Sequence[str] = (),
-) -> Batches | Borrowed:
+) -> Data:
     """Return the data that `spec` names, prepared for the `models`, or a sample of them."""
     from netkin.sources import load_data
     from netkin.sources.batches import sample
 
-    _refuse_balanced(balanced, examples)
+    _require_examples(balanced, examples)
     return sample(load_data(spec, batch_size=batch_size, models=models), examples, seed=seed, balanced=balanced)
 
 
-def _refuse_balanced(balanced: bool, examples: int | None) -> None:
+def _require_examples(balanced: bool, examples: int | None) -> None:
     if balanced and examples is None:
         raise click.UsageError("--balanced needs --examples N, the number of examples.")
 
@@ -193,19 +210,19 @@ def named_models(typed: Sequence[str], given: Sequence[str] = ()) -> dict[str, s
         >>> named_models(["small=netkin:tiny10,width=8", "netkin:tiny10,width=16"])
         {'small': 'netkin:tiny10,width=8', 'netkin:tiny10,width=16': 'netkin:tiny10,width=16'}
     """
-    from netkin.sources.names import numbered
+    from netkin.sources.names import unique_names
 
     own, models = zip(*map(_split_name, typed), strict=True)
     if given and any(own):
         raise click.UsageError("models are named either by --name or as NAME=MODEL; leave out one of them.")
     if given:
-        refuse_names(given, len(models))
+        require_name_of_each(given, len(models))
     chosen = [name for name in given or own if name]
     if strange := [name for name in chosen if name != readable(name)]:
         raise click.UsageError(f"a name must be text in UTF-8; got {strange[0]!r}.")
     if len(set(chosen)) < len(chosen):
         raise click.UsageError(f"names of models must differ; got {', '.join(chosen)}.")
-    names = given or numbered([name or readable(model) for name, model in zip(own, models, strict=True)])
+    names = given or unique_names([name or readable(model) for name, model in zip(own, models, strict=True)])
     return dict(zip(names, models, strict=True))
 
 
@@ -214,7 +231,7 @@ def readable(typed: str) -> str:
     return os.fsencode(typed).decode("utf-8", "replace")
 
 
-def refuse_names(given: Sequence[str], count: int) -> None:
+def require_name_of_each(given: Sequence[str], count: int) -> None:
     """Refuse more or fewer --name than there are models."""
     if len(given) != count:
         models = "1 model" if count == 1 else f"{count} models"
@@ -223,7 +240,7 @@ def refuse_names(given: Sequence[str], count: int) -> None:
 
 def _split_name(typed: str) -> tuple[str, str]:
     """Split NAME=MODEL into the name, empty if there is none, and the model."""
-    found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\]+)=(.+)", typed)
+    found = None if Path(typed).exists() else re.fullmatch(r"([^=:@/\\,]+)=(.+)", typed)
     return (found[1], found[2]) if found else ("", typed)
 
 

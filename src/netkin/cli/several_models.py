@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netkin.cli.compare import kind_of_file, open_statistics, refuse_result, warn_of_missing_parts
+from netkin.cli.compare import kind_of_file, open_statistics, require_no_result, warn_of_missing_parts
 from netkin.cli.options import (
     COUNT,
     DEVICE,
     EXAMPLES,
     KNOWN,
     NAMES,
+    PLAN,
     TRANSFORM,
     command,
     declared,
@@ -39,7 +40,6 @@ from netkin.errors import NameClash
 if TYPE_CHECKING:
     from torch import nn
 
-    from netkin.results import Comparison, Comparisons, Ranking
 
 BLOCKS = "measures layers pairs shape memory seeds independent_buckets"  # options of `netkin tasks` without --score
 TASK2VEC = "samples independent"
@@ -64,8 +64,9 @@ TASK2VEC = "samples independent"
 @declared("seed", of="recommend", type=int, metavar="N")
 @NAMES
 @TRANSFORM
+@PLAN
 @result_options("which", "the ranking", "the scores")
-def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **options: Any) -> None:
+def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, plan: bool, **options: Any) -> None:
     """Rank pretrained models by how well they are expected to transfer to your data, without training.
 
     Every model runs once over the examples; for a Hugging Face model they are preprocessed as its folder specifies. A
@@ -73,17 +74,19 @@ def recommend(models: tuple[str, ...], names: tuple[str, ...], data: str, **opti
     """
     named = named_models(models, names)
     outputs = OutputFiles.of(options)
-    ranking = _rank(named, data, **options)
+    ranking = _rank(named, data, plan, **options)
+    if plan:
+        outputs.show_plan(ranking)
     outputs.deliver(ranking, ranking.save)
 
 
-def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
+def _rank(models: dict[str, str], data: str, plan: bool, **options: Any) -> Any:
     """Call the library."""
-    from netkin.applications.transfer import recommend as rank
+    from netkin.applications.transfer import explain_recommend, recommend
 
     require_device(options["device"])
     first, *others = options["scores"] or (None,)  # beside scores that are named no others are shown
-    return rank(
+    return (explain_recommend if plan else recommend)(
         models,
         data,
         score=first,
@@ -99,7 +102,7 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 
 
 @command(
-    "tasks seen=netkin:digits,digits:train fresh=netkin:digits,digits:test --examples 300 "
+    "tasks seen=netkin:digits@digits.pt,digits:train fresh=netkin:digits@digits.pt,digits:test --examples 300 "
     '--layers "relu*" --report tasks.html',
     heading="Sketches",
 )
@@ -112,26 +115,29 @@ def _rank(models: dict[str, str], data: str, **options: Any) -> Ranking:
 @declared("samples", "With --score task2vec.", of="task2vec", type=COUNT, metavar="N")
 @declared("independent", of="task_similarity")
 @task_options
+@PLAN
 @result_options("tasks", "the comparisons", "the blocks of all pairs")
-def tasks(tasks: tuple[str, ...], **options: Any) -> None:
+def tasks(tasks: tuple[str, ...], plan: bool, **options: Any) -> None:
     """Compare tasks, block by block: models of any architecture, each with its own data of any size.
 
     Each model runs once over its data, forward and backward. Features and gradients are summed into random buckets
     (sketches), from which all pairs of tasks are compared; values are means over --seeds. STATISTICS is a file of
     sketches that `netkin collect` wrote for one model. With --score, such as task2vec, each pair of tasks gets one
-    number.
+    number; with task2vec, tasks that name the same model have the same weights, also if these are random.
     """
-    _refuse_unused(options["score"] or "")
+    _require_used_options(options["score"] or "")
     given = dict(map(_parse_task, tasks))
     if len(given) < len(tasks):
         names = [_parse_task(one)[0] for one in tasks]
         raise NameClash(f"two tasks are named {max(names, key=names.count)!r}; give each its own name.")
     outputs = OutputFiles.of(options)
-    found = _score_tasks(given, **options) if options["score"] else _compare_tasks(given, **options)
+    found: Any = (_score_tasks if options["score"] else _compare_tasks)(given, plan, **options)
+    if plan:
+        outputs.show_plan(found, bool(found.refused))
     outputs.deliver(found, found.save)
 
 
-def _refuse_unused(score: str) -> None:
+def _require_used_options(score: str) -> None:
     """Refuse options that do nothing with this score, or without one."""
     context = click.get_current_context()
     unused = {"--score": BLOCKS * bool(score), "--score task2vec": TASK2VEC * (not score.startswith("task2vec"))}
@@ -156,7 +162,7 @@ def _parse_task(task: str) -> tuple[str, list[str]]:
     if equals and name and rest and len(found) == 2 and kind_of_file(rest) == "statistics":
         return name, [rest]
     if equals and name and len(found) == 2:
-        refuse_result(rest)
+        require_no_result(rest)
     if not (equals and len(found) == 3 and all(found)):
         raise click.BadParameter(
             f"a task is written NAME=MODEL,DATA, as in seen=netkin:digits,digits:train, or NAME=STATISTICS, a file of "
@@ -167,12 +173,13 @@ def _parse_task(task: str) -> tuple[str, list[str]]:
 
 
 def _load_tasks(
-    given: dict[str, list[str]], device: str | None, examples: int | None, batch_size: int, seed: int, balanced: bool
-) -> dict[str, Any]:
+    given: dict[str, list[str]], device: str | None, examples: int | None, batch_size: int, seed: int, balanced: bool,
+    same_weights: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Return each task as a model with its data, or as the statistics in its file."""
     require_device(device)
     specs = {name: parts[0] for name, parts in given.items() if len(parts) == 2}
-    models = dict(zip(specs, load_models(list(specs.values())), strict=True))
+    models = dict(zip(specs, load_models(list(specs.values()), same_weights=same_weights), strict=True))
     tasks: dict[str, Any] = {}
     for name, parts in given.items():
         if name in models:
@@ -183,30 +190,32 @@ def _load_tasks(
     return tasks
 
 
-def _compare_tasks(given: dict[str, list[str]], independent_buckets: bool, **options: Any) -> Comparisons:
+def _compare_tasks(given: dict[str, list[str]], plan: bool, independent_buckets: bool, **options: Any) -> Any:
     """Load what was named and call the library."""
-    from netkin.applications.transfer import compare_tasks
+    from netkin.applications.transfer import compare_tasks, explain_compare_tasks
 
     sampling = {name: options.pop(name) for name in ("batch_size", "seed", "balanced")}
     tasks = _load_tasks(given, options["device"], options["examples"], **sampling)
     options |= {name: list(options[name]) or None for name in ("measures", "layers")}
     options["transforms"] = functions_of(options["transforms"], 1)
     options = {name: value for name, value in options.items() if name not in ("score", *TASK2VEC.split())}
-    return compare_tasks(tasks, **options, share_buckets=not independent_buckets)
+    return (explain_compare_tasks if plan else compare_tasks)(tasks, **options, share_buckets=not independent_buckets)
 
 
 def _score_tasks(
-    given: dict[str, list[str]], score: str, batch_size: int, seed: int, balanced: bool, samples: int | None,
-    independent: bool, transforms: tuple[str, ...], **options: Any,
-) -> Comparison:  # fmt: skip
+    given: dict[str, list[str]], plan: bool, score: str, batch_size: int, seed: int, balanced: bool,
+    samples: int | None, independent: bool, transforms: tuple[str, ...], **options: Any,
+) -> Any:  # fmt: skip
     """Load what was named and call the library."""
-    from netkin.applications.transfer import task_similarity
+    from netkin.applications.transfer import explain_task_similarity, task_similarity
 
     how = {name: options[name] for name in ("device", "examples", "exact_model")}
-    tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced)
+    of_one_network = score.startswith("task2vec") and not independent
+    tasks = _load_tasks(given, how["device"], how["examples"], batch_size, seed, balanced, of_one_network)
     if score.startswith("task2vec"):
         how |= {"samples": samples, "seed": seed}
-    return task_similarity(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
+    compare = explain_task_similarity if plan else task_similarity
+    return compare(tasks, score, independent=independent, transform=functions_of(transforms, 1), **how)
 
 
 @command("atoms netkin:digits netkin:digits netkin:digits --atoms 6 --report networks.html", heading="Filter atoms")
@@ -218,6 +227,7 @@ def _score_tasks(
 @declared("block", "Needs --atoms.", of="share_coefficients", type=COUNT, metavar="N")
 @click.option("--measure", type=click.Choice(["atom_cosine", "atom_angular"]), default="atom_cosine", show_default=True,
               help="Measure between the atoms.")  # fmt: skip
+@declared("gauge", of="atom_similarity", type=click.Choice(["stored", "orthonormal"]))
 @click.option("--by-layer", is_flag=True, help="Also print a table for each layer.")
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print only the K most similar networks for each.")
 @NAMES
@@ -242,7 +252,7 @@ def atoms(models: tuple[str, ...], names: tuple[str, ...], top: int | None, **op
         return
     from netkin.applications.subspaces import atom_similarity
 
-    found = atom_similarity(networks, options["measure"], by_layer=options["by_layer"])
+    found = atom_similarity(networks, options["measure"], gauge=options["gauge"], by_layer=options["by_layer"])
     outputs.deliver(found, found.save)
 
 

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from netkin.cli.options import (
     BALANCED,
+    DATA,
     DEVICE,
     EXAMPLES,
     LAYERS,
     MEMORY,
     NAMES,
+    PLAN,
+    SAMPLE_SEED,
     SEED,
     SHAPE,
     TRANSFORM,
@@ -34,12 +37,6 @@ from netkin.cli.running import (
     tell_random_weights,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from netkin.results import Comparison
-    from netkin.results.weight_sparsity import SparsityStudy
-
 
 class Amount(click.ParamType):
     """A whole number, or a share of the width."""
@@ -55,7 +52,7 @@ class Amount(click.ParamType):
 
 
 @command(
-    "compress netkin:digits --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
+    "compress netkin:digits@digits.pt --layer fc --layer conv4 --k 0.35 --data digits:train --test digits:test",
     heading="Compression",
 )
 @click.argument("model")
@@ -79,13 +76,15 @@ class Amount(click.ParamType):
 @declared("test", of="compress", metavar="DATA")
 @declared("against", of="compress", metavar="MODEL")
 @declared("order", of="compress", type=click.Choice(["at_once", "from_the_top"]))
+@declared("cut", of="compress", type=float, metavar="SHARE")
 @declared("projection", of="compress", type=click.Choice(["least_squares", "orthogonal"]))
 @EXAMPLES
 @BALANCED
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @TRANSFORM
+@PLAN
 @result_options("small", "the compressed network", "shares kept and accuracy")
-def compress(model: str, **options: Any) -> None:
+def compress(model: str, plan: bool, **options: Any) -> None:
     """Compress layers of MODEL: keep only the directions of their inputs that matter, and show what that saves.
 
     Each layer is replaced by two smaller ones. The file written by --out is a model for every command, as in
@@ -95,21 +94,23 @@ def compress(model: str, **options: Any) -> None:
 
     ((name, spec),) = named_models([model]).items()
     outputs = OutputFiles.of(options)
-    small = _compress(spec, name=name, **options)
+    small = _compress(spec, plan, name=name, **options)
+    if plan:
+        outputs.show_plan(small)
     table: Any = small.compression
     shown = partial(as_json, table) if outputs.json else lambda: str(table)
     outputs.deliver(table, partial(save_compressed, small), shown)
 
 
-def _compress(model: str, layers: tuple[str, ...], data: str, test: str | None, **options: Any) -> nn.Module:
+def _compress(model: str, plan: bool, layers: tuple[str, ...], data: str, test: str | None, **options: Any) -> Any:
     """Load what was named and call the library."""
-    from netkin.applications.compression import compress as compress_model
+    from netkin.applications.compression import compress, explain_compress
     from netkin.sources import load_data
 
     against = options.pop("against")
     whole, *others = load_models([model] if against == "logits" else [model, against])
     batches = load_batches(data, 128, options["examples"], options.pop("seed"), options.pop("balanced"), [model])
-    small = compress_model(
+    small = (explain_compress if plan else compress)(
         whole,
         list(layers),
         data=batches,
@@ -152,45 +153,60 @@ def _compress(model: str, layers: tuple[str, ...], data: str, test: str | None, 
     metavar="PATTERN",
     help="Layers to analyse, by name, glob or type; by default all. Can be repeated.",
 )
+@click.option(
+    "--sparsity",
+    "sparsities",
+    type=float,
+    multiple=True,
+    metavar="SHARE",
+    help="Share of the smallest weights to prune before accuracy is measured; by default 13 shares from 0 to 0.99. Can "
+    "be repeated.",
+)
 @declared("costs", of="sparsity_study")
 @SHAPE
 @EXAMPLES
 @BALANCED
 @DEVICE
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed for --examples.")
+@SAMPLE_SEED
 @NAMES
+@PLAN
 @result_options("sparsity", "the study", "weights, similarity and accuracy")
-def sparsity(model: str, other: str | None, names: tuple[str, ...], **options: Any) -> None:
+def sparsity(model: str, other: str | None, names: tuple[str, ...], plan: bool, **options: Any) -> None:
     """Show the share of weights of MODEL, and of OTHER, that is zero or small, and the effect of pruning.
 
     With --data (best test data) it also shows the accuracy after pruning and the similarity of layers.
     """
     models = named_models([one for one in (model, other) if one], names)
     outputs = OutputFiles.of(options)
-    found = _study(models, **options)
+    found = _study(models, plan, **options)
+    if plan:
+        outputs.show_plan(found)
     outputs.deliver(found, found.save)
 
 
 def _study(
-    named: dict[str, str], data: str | None, seed: int, balanced: bool, device: str | None, examples: int | None,
-    **options: Any,
-) -> SparsityStudy:  # fmt: skip
+    named: dict[str, str], plan: bool, data: str | None, seed: int, balanced: bool, device: str | None,
+    examples: int | None, **options: Any,
+) -> Any:  # fmt: skip
     """Load what was named and call the library."""
-    from netkin.applications.sparsity import sparsity_study
+    from netkin.applications.sparsity import explain_sparsity_study, sparsity_study
 
     require_device(device)
     specs = list(named.values())
     models = load_models(specs)
     tell_random_weights(models)
     batches = None if data is None else load_batches(data, 256, examples, seed, balanced, specs)
-    lists = ("epsilons", "relative", "layers")
+    lists = ("epsilons", "relative", "sparsities", "layers")
     given = {name: value for name, value in options.items() if name not in lists or value}  # empty ones have defaults
-    return sparsity_study(dict(zip(named, models, strict=True)), batches, device=device, **given)
+    study = explain_sparsity_study if plan else sparsity_study
+    return study(dict(zip(named, models, strict=True)), batches, device=device, **given)
 
 
-@command("classes netkin:digits --data digits:test --class 3 --class 8 --report digits.html", heading="Classes")
+@command(
+    "classes netkin:digits@digits.pt --data digits:test --class 3 --class 8 --report digits.html", heading="Classes"
+)
 @click.argument("model")
-@click.option("--data", required=True, metavar="DATA", help="Examples to run the model on; see `netkin list data`.")
+@DATA
 @click.option(
     "--class",
     "classes",
@@ -220,8 +236,10 @@ def _study(
 @MEMORY
 @DEVICE
 @SEED
+@TRANSFORM
+@PLAN
 @result_options("classes")
-def classes(model: str, **options: Any) -> None:
+def classes(model: str, plan: bool, **options: Any) -> None:
     """Show how strongly each layer of MODEL, a classifier, represents each class.
 
     Each layer is compared with the logit of each class. With cca_mean, a value is the largest correlation that any
@@ -229,23 +247,27 @@ def classes(model: str, **options: Any) -> None:
     """
     ((name, spec),) = named_models([model]).items()
     outputs = OutputFiles.of(options)
-    found = _class_sensitivity(name, spec, **options)
+    found = _class_sensitivity(name, spec, plan, **options)
+    if plan:
+        outputs.show_plan(found, bool(found.refused))
     outputs.deliver(found, found.save)
 
 
 def _class_sensitivity(
     name: str,
     model: str,
+    plan: bool,
     data: str,
     classes: tuple[str, ...],
     class_names: str | None,
     measures: tuple[str, ...],
     layers: tuple[str, ...],
     balanced: bool,
+    transforms: tuple[str, ...],
     **options: Any,
-) -> Comparison:
+) -> Any:
     """Load what was named and call the library."""
-    from netkin.applications.interpretation import class_sensitivity
+    from netkin.applications.interpretation import class_sensitivity, explain_class_sensitivity
     from netkin.sources.batches import class_names as names_in
 
     require_device(options["device"])
@@ -254,6 +276,7 @@ def _class_sensitivity(
     known = class_names.split(",") if class_names else None
     own = known or names_in(batches)
     wanted = [int(one) if one.isdecimal() and one not in own else one for one in classes] or None
-    return class_sensitivity(
-        models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name, **options
-    )
+    return (explain_class_sensitivity if plan else class_sensitivity)(
+        models[0], batches, wanted, list(measures), names=known, layers=list(layers) or None, name=name,
+        transform=functions_of(transforms, 1), **options,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -25,6 +25,7 @@ from netkin.cli.options import (
     command,
     declared,
     result_options,
+    shape_option,
 )
 from netkin.cli.outputs import REFUSED, OutputFiles, as_json
 from netkin.cli.running import (
@@ -47,7 +48,8 @@ MOST = 6  # warnings shown
 
 
 @command(
-    "stitch netkin:digits netkin:digits --at relu2 --method least_squares --data digits:train --test digits:test",
+    "stitch netkin:digits@before.pt netkin:digits@after.pt --at relu2 --method least_squares --data digits:train "
+    "--test digits:test",
     heading="Stitches",
 )
 @click.argument("models", nargs=-1, required=True, metavar="A B [C]...")
@@ -92,6 +94,9 @@ MOST = 6  # warnings shown
 @click.option("--score", "scores", multiple=True, metavar="NAME",
               help="Score of the stitch; by default relative_accuracy, agreement and cross_entropy. Scores: "
               f"{', '.join(KNOWN['stitching scores'])}.")  # fmt: skip
+@declared("validation", of="stitch_all", metavar="DATA")
+@declared("shape", f"One of {', '.join(KNOWN['shapes'])}.", of="stitch_all", multiple=True, callback=shape_option,
+          metavar="NAME")  # fmt: skip
 @declared("resize", of="stitch_all", type=click.Choice(["average", "bilinear", "nearest"]))
 @EXAMPLES
 @declared("test_examples", "They are sampled from all of --test.", of="stitch_all", type=COUNT, metavar="N")
@@ -134,8 +139,7 @@ def stitch(
     layers = _layers(options.pop("layers"), list(named))
     asked = {"pairs": _pairs(whole, matrix, at, into, layers), "layers": layers}
     if plan:
-        _print_plan(named, outputs.json, **asked, **options)
-        return
+        _print_plan(named, outputs, **asked, **options)
     asked |= {"save": outputs.save, "overwrite": outputs.overwrite}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InflatedWarning)  # the comparison carries these warnings
@@ -171,7 +175,7 @@ def _pairs(whole: bool, matrix: bool, at: tuple[str, ...], into: tuple[str, ...]
     return list(zip(at, into or at, strict=True)) if at else "all" if matrix else "corresponding"
 
 
-def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
+def _print_plan(models: dict[str, str], outputs: OutputFiles, **options: Any) -> NoReturn:
     """Print what would be done, for the first two models, and exit with 1 where no pair can be joined."""
     from netkin.applications.stitching import explain_stitch
 
@@ -181,9 +185,7 @@ def _print_plan(models: dict[str, str], json: bool, **options: Any) -> None:
     networks, fitting, judging, asked = _load(list(models.values()), **options)
     plan = explain_stitch(networks[0], networks[1], fitting, judging, names=(names[0], names[1]), **asked)
     facts = asdict(plan) | {"refused": {" into ".join(pair): reason for pair, reason in plan.refused.items()}}
-    click.echo(as_json(facts) if json else str(plan))
-    if not plan.joined:
-        raise click.exceptions.Exit(REFUSED)
+    outputs.show_plan(plan, not plan.joined, facts)
 
 
 def _stitch(models: dict[str, str], **options: Any) -> Comparison | Comparisons:
@@ -204,7 +206,7 @@ def _stitch(models: dict[str, str], **options: Any) -> Comparison | Comparisons:
 
 
 def _load(
-    specs: list[str], data: str, test: str | None, batch_size: int, **options: Any
+    specs: list[str], data: str, test: str | None, validation: str | None, batch_size: int, **options: Any
 ) -> tuple[list[Any], Any, Any, dict[str, Any]]:
     """Return the models, the data to fit and to evaluate on, and the other options as the library calls them."""
     require_device(options["device"])
@@ -221,13 +223,15 @@ def _load(
     options |= {"statistics": open_statistics(Path(data))} if saved else {}
     few = options["test_examples"]
     judging: Any = load_batches(test, batch_size, few, seed, balanced and few is not None, specs) if test else None
+    if validation:
+        options["validation"] = load_batches(validation, batch_size, None, seed, models=specs)
     several = {name: list(options.pop(name)) for name in ("methods", "measures", "scores")}
     return networks, fitting, judging, {**options, **{name: given for name, given in several.items() if given}}
 
 
 def _has_values(found: Comparison) -> bool:
     """Return whether any stitch has a score."""
-    return any(t.values.size > len(t.missing) for t in found.tables.values() if "how" in t.quantity.parameters)
+    return any(t.values.size > len(t.missing) for t in found.tables.values() if "method" in t.quantity.parameters)
 
 
 def _comparisons(found: Comparison | Comparisons) -> list[Comparison]:

@@ -16,6 +16,7 @@ from netkin.cli.options import (
     JSON,
     KNOWN,
     OVERWRITE,
+    PLAN,
     RESUMED,
     Command,
     command,
@@ -51,7 +52,7 @@ def recipe_options(command: Command) -> Command:
 
 
 @command(
-    "train netkin:digits --data digits:train --test digits:test --optimizer adam --rate 0.003 --out digits.pt",
+    "train netkin:digits --data digits:train --test digits:test --optimizer adam --lr 0.003 --out digits.pt",
     heading="Training",
 )
 @click.argument("model")
@@ -72,24 +73,25 @@ def recipe_options(command: Command) -> Command:
               help="Seed of initial weights, order of the examples, augmentation, dropout and masks.")  # fmt: skip
 @click.option("-o", "--out", "save", type=FILE, metavar="FILE",
               help=f"Write the weights to this file, such as digits.pt or digits.safetensors; {RESUMED}.")  # fmt: skip
+@PLAN
 @OVERWRITE
 @JSON
-def train(model: str, **options: Any) -> None:
+def train(model: str, plan: bool, **options: Any) -> None:
     """Train MODEL on labelled examples, and write its weights; other commands read them as MODEL@FILE.
 
     The same command gives the same weights, bit for bit on a CPU.
     """
     outputs = OutputFiles.of(options, is_job=True)
     with with_resume_hint(outputs.save):
-        lines, facts = _train(model, outputs, **options)
+        lines, facts = _train(model, outputs, plan, **options)
     outputs.tell_saved(outputs.save)
     outputs.show(lambda: as_json(facts) if outputs.json else "\n".join(lines))
 
 
 def _train(
-    spec: str, outputs: OutputFiles, data: str, test: str | None, freeze: str | None, cka_sr: float | None,
-    sparsity: float | None, method: str, checkpoints: Path | None, every: int | None, device: str | None, seed: int,
-    **settings: Any,
+    spec: str, outputs: OutputFiles, plan: bool, data: str, test: str | None, freeze: str | None,
+    cka_sr: float | None, sparsity: float | None, method: str, checkpoints: Path | None, every: int | None,
+    device: str | None, seed: int, **settings: Any,
 ) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """Load what was named, train, and return what is printed, as lines and for JSON."""
     from netkin.applications.sparsity import sparsify
@@ -105,12 +107,14 @@ def _train(
     if settings["epochs"] is None and settings["steps"] is None:
         settings["epochs"] = EPOCHS
     recipe = Recipe(**settings)
-    _refuse_checkpoints(checkpoints, outputs)
+    _require_own_folder(checkpoints, outputs)
     network = remember(load_model(spec, seed=seed)).to(device or "cpu")
     arrays = labelled_arrays(load_data(data, 10_000, models=[spec]), "`data`")
     tested = None if test is None else labelled_arrays(load_data(test, 10_000, models=[spec]), "`test`")
     lines = [f"{spec} on {data}, {len(arrays[1]):,} examples: {recipe.words}"]
     facts: dict[str, Any] = {"model": spec, "data": data, "recipe": recipe.words, "seed": seed}
+    if plan:
+        outputs.show_plan(fit.explain(network, arrays, recipe, test=tested, seed=seed))
     if sparsity is not None:
         masks = sparsify(network, sparsity, method=method, data=arrays, seed=seed)
         lines.append(f"sparsity {masks.sparsity:.4g} by {method}: {masks.left:,} of {masks.weights:,} weights are left")
@@ -139,16 +143,16 @@ def _hooks(
     network: nn.Module, recipe: Recipe, data: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], freeze: str | None,
     cka_sr: float | None, seed: int,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Give the hooks of the training; afterwards they are off the network."""
+    """Give the hooks of the training, and take them off the network afterwards."""
     from netkin.applications.freezing import FreezeTraining
     from netkin.applications.sparsity import CKASparsityLoss
-    from netkin.training.example_order import course_of
+    from netkin.training.example_order import batch_order
 
     arrays, (probe, _) = data
     with ExitStack() as stack:
         hooks: dict[str, Any] = {}
         if freeze is not None:
-            steps = recipe.steps or (recipe.epochs or 0) * (course_of(arrays, recipe, seed).per_epoch or 0)
+            steps = recipe.steps or (recipe.epochs or 0) * (batch_order(arrays, recipe, seed).per_epoch or 0)
             hooks["freeze"] = stack.enter_context(
                 FreezeTraining(network, _schedule(freeze), steps=steps, probe=probe if freeze == "similarity" else None)
             )
@@ -176,7 +180,7 @@ def _schedule(typed: str) -> str | dict[str, float]:
         ) from None
 
 
-def _refuse_checkpoints(folder: Path | None, outputs: OutputFiles) -> None:
+def _require_own_folder(folder: Path | None, outputs: OutputFiles) -> None:
     """Refuse a folder with the checkpoints of another training."""
     from netkin import jobs
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,15 +29,15 @@ from netkin.cli.options import (
     recipe_settings,
     result_options,
 )
-from netkin.cli.outputs import REFUSED, OutputFiles, as_json
+from netkin.cli.outputs import OutputFiles, as_json
 from netkin.cli.running import (
     Result,
     functions_of,
     prepare,
     read_from_weights,
-    refuse_unknown_names,
     remember,
     require_device,
+    require_known_names,
     runs_elsewhere,
     with_resume_hint,
 )
@@ -45,6 +45,7 @@ from netkin.errors import FileError, NetkinError
 
 if TYPE_CHECKING:
     from netkin.results import Federation, TaskAccuracies
+    from netkin.training.work_plan import WorkPlan
 
 
 OPTIONS = KNOWN["options of learners"]
@@ -82,8 +83,7 @@ def dynamics(run: str, plan: bool, **options: Any) -> None:
     if options["data"] is None and not read_from_weights(options["measures"]):
         raise click.UsageError("--data is missing; only measures of weights, such as atom_cosine, work without it.")
     if plan:
-        _print_plan(run, outputs.json, **options)
-        return
+        _print_plan(run, outputs, **options)
     try:
         series = _call_library(follow, run, save=outputs.save, overwrite=outputs.overwrite, **options)
     except KeyboardInterrupt:
@@ -92,15 +92,13 @@ def dynamics(run: str, plan: bool, **options: Any) -> None:
     outputs.deliver(series)
 
 
-def _print_plan(run: str, json: bool, **options: Any) -> None:
+def _print_plan(run: str, outputs: OutputFiles, **options: Any) -> NoReturn:
     from netkin.applications.dynamics import explain_dynamics
 
     plan = _call_library(explain_dynamics, run, **options)
     facts = asdict(plan)
     facts["each"].pop("kinds")
-    click.echo(as_json(facts) if json else str(plan))
-    if plan.refused:
-        raise click.exceptions.Exit(REFUSED)
+    outputs.show_plan(plan, bool(plan.refused), facts)
 
 
 def _call_library(
@@ -109,7 +107,7 @@ def _call_library(
     """Open the run and call the library."""
     from netkin.sources.runs import open_run
 
-    refuse_unknown_names(options, [])
+    require_known_names(options, [])
     checkpoints = open_run(run, model).only(steps)
     options["transform"] = functions_of(options.pop("transforms"), 1)
     options["layers"] = list(options["layers"]) or None
@@ -137,7 +135,7 @@ def _say_how_to_resume(save: Path | None) -> None:
 
 
 @command(
-    "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,rate=0.02",
+    "continual netkin:digits --data digits:train --test digits:test --recipe epochs=5,batch=16,lr=0.02",
     heading="Tasks",
 )
 @click.argument("model")
@@ -189,8 +187,9 @@ def _say_how_to_resume(save: Path | None) -> None:
 @DEVICE
 @click.option("-o", "--out", "save", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help=f"Write DIR/METHOD.netkin and the finished tasks; {RESUMED}.")  # fmt: skip
+@PLAN
 @result_options("tasks", None, "the accuracy matrices")
-def continual(model: str, methods: tuple[str, ...], save: Path | None, **options: Any) -> None:
+def continual(model: str, methods: tuple[str, ...], save: Path | None, plan: bool, **options: Any) -> None:
     """Train MODEL on tasks one after another (continual learning), and test all tasks after each.
 
     Each task is a group of the classes of --data, with its own head. ACC is the mean accuracy over all tasks at the
@@ -202,10 +201,13 @@ def continual(model: str, methods: tuple[str, ...], save: Path | None, **options
     with _folder(save):
         for method, place in places.items():
             outputs.check(f"--out, for {method},", place)
-        records = _learn(model, tuple(dict.fromkeys(methods)), places, overwrite=outputs.overwrite, **options)
+        records = _learn(model, tuple(dict.fromkeys(methods)), places, plan, overwrite=outputs.overwrite, **options)
+    if plan:
+        outputs.show_plan("\n\n".join(f"{method}:\n{one}" for method, one in records.items()), facts=records)
+    learnt = list(records.values())
     outputs.tell_saved(save)
-    shown = partial(_documents, records) if outputs.json else lambda: "\n\n".join(map(str, records))
-    outputs.deliver(records if len(records) > 1 else records[0], text=shown)
+    shown = partial(_documents, learnt) if outputs.json else lambda: "\n\n".join(map(str, learnt))
+    outputs.deliver(learnt if len(learnt) > 1 else learnt[0], text=shown)
 
 
 def _documents(records: list[TaskAccuracies]) -> str:
@@ -217,7 +219,7 @@ def _documents(records: list[TaskAccuracies]) -> str:
 
 @contextmanager
 def _folder(folder: Path | None) -> Iterator[None]:
-    """Make a folder to write into; if nothing is written it is gone again."""
+    """Make a folder to write into, and remove it again if nothing was written."""
     if folder is None or folder.is_dir():
         yield
         return
@@ -233,21 +235,23 @@ def _folder(folder: Path | None) -> Iterator[None]:
 
 
 def _learn(
-    spec: str, methods: tuple[str, ...], places: dict[str, Path], data: str, test: str, tasks: int, order: int | None,
-    recipe: tuple[str, ...], seeds: int, **options: Any,
-) -> list[TaskAccuracies]:  # fmt: skip
-    """Split the data into tasks and call the library for each method."""
+    spec: str, methods: tuple[str, ...], places: dict[str, Path], plan: bool, data: str, test: str, tasks: int,
+    order: int | None, recipe: tuple[str, ...], seeds: int, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Split the data into tasks and call the library for each method; return what came of it, or the plan."""
     from netkin.applications.continual import learn_tasks, split_tasks
     from netkin.training.recipe import recipe_of
 
     require_device(options["device"])
     how, own = recipe_of(None, recipe_settings(recipe)), _options(methods, options)
-    split, records = split_tasks(data, test, tasks, seed=order), []
+    split, records = split_tasks(data, test, tasks, seed=order), dict[str, Any]()
     for method in methods:
+        call: dict[str, Any] = {"seeds": range(seeds), "options": own[method], "save": places.get(method), **options}
         with with_resume_hint(places.get(method)):
-            learnt = learn_tasks(spec, split, method, how, seeds=range(seeds), options=own[method],
-                                 save=places.get(method), **options)  # fmt: skip
-        records.append(learnt.record)
+            if plan:
+                records[method] = learn_tasks.explain(spec, split, method, how, **call)
+            else:
+                records[method] = learn_tasks(spec, split, method, how, **call).record
     return records
 
 
@@ -291,6 +295,7 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
 @declared("client_fraction", of="federate", type=float, metavar="SHARE")
 @RECIPE
 @declared("head", of="federate", metavar="LAYER")
+@declared("method", of="federate", type=click.Choice(["auto", "stacked", "one by one"]))
 @declared("prox", of="federate", type=float, metavar="X")
 @declared("head_epochs", of="federate", type=COUNT, metavar="N")
 @declared("public", of="federate", metavar="DATA")
@@ -300,9 +305,10 @@ def _options(methods: tuple[str, ...], options: dict[str, Any]) -> dict[str, dic
           show_default=True, metavar="N")  # fmt: skip
 @DEVICE
 @declared("seed", of="federate", type=click.IntRange(min=0), metavar="N")
+@PLAN
 @result_options("users", "the result", "accuracies and similarity",
                 f", and finished rounds beside it; {RESUMED}")  # fmt: skip
-def federate(model: str, **options: Any) -> None:
+def federate(model: str, plan: bool, **options: Any) -> None:
     """Simulate federated learning of MODEL, with clients that have examples of different classes.
 
     With --coefficients each client has its own filter atoms, from which the similarity of clients is computed; --atoms
@@ -310,19 +316,22 @@ def federate(model: str, **options: Any) -> None:
     """
     outputs = OutputFiles.of(options, is_job=True)
     with with_resume_hint(outputs.save):
-        found = _federate(model, save=outputs.save, overwrite=outputs.overwrite, **options)
+        found = _federate(model, plan, save=outputs.save, overwrite=outputs.overwrite, **options)
+    if plan:
+        outputs.show_plan(found)
     outputs.deliver(found)
 
 
 def _federate(
     spec: str,
+    plan: bool,
     data: str,
     test: str | None,
     atoms: int | None,
     device: str | None,
     recipe: tuple[str, ...],
     **options: Any,
-) -> Federation:
+) -> Federation | WorkPlan:
     """Load what was named, divide the data among the clients, and call the library."""
     from netkin.applications.federated import federate as run
     from netkin.applications.federated import split_by_classes
@@ -338,4 +347,5 @@ def _federate(
     split = split_by_classes(data, test=test, seed=options["seed"], **dividing)
     every = options.pop("test_every") or None
     every, tests = (every, split.test) if test else (None, None)
-    return run(network, split.train, test=tests, test_every=every, recipe=how, device=device, **options)
+    call = run.explain if plan else run
+    return call(network, split.train, test=tests, test_every=every, recipe=how, device=device, **options)

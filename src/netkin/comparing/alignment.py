@@ -51,8 +51,8 @@ class Pairs:
         if isinstance(self.which, str):
             return band(layers[a], layers[b], int(self.which.removeprefix("band:")))
         for x, y in self.which:
-            _refuse_unknown(x, a, layers[a])
-            _refuse_unknown(y, b, layers[b])
+            _require_layer(x, a, layers[a])
+            _require_layer(y, b, layers[b])
         return list(self.which)
 
     @property
@@ -228,8 +228,9 @@ def _mismatch(x: LayerSize, y: LayerSize) -> str:
     )
 
 
-def _refuse_unknown(name: str, model: str, layers: Sequence[str]) -> None:
+def _require_layer(name: str, model: str, layers: Sequence[str]) -> None:
     if name not in layers:
         raise UnknownName(
-            f"`pairs` names layer {name!r}, which {model!r} does not give{did_you_mean(name, layers) or '.'}"
+            f"`pairs` names layer {name!r}, which {model!r} does not give{did_you_mean(name, layers) or '.'}",
+            argument="pairs",
         )

@@ -21,14 +21,22 @@ from netkin.comparing.feed import Feed, data_name
 from netkin.comparing.plan import (
     Need,
     Plan,
-    explained,
+    explain_plan,
     memory_limit,
     needs_of,
     ready_collectors,
     weights_alone,
     weights_of,
 )
-from netkin.comparing.sides import ModelInput, Reads, RecordedSide, Side, function_name
+from netkin.comparing.sides import (
+    ModelInput,
+    Reads,
+    RecordedSide,
+    Side,
+    function_name,
+    require_same_tokenizer,
+    with_own_data,
+)
 from netkin.comparing.spec import (
     Measures,
     Options,
@@ -41,7 +49,7 @@ from netkin.comparing.spec import (
 )
 from netkin.comparing.stream import Stream
 from netkin.comparing.tabulating import comparisons_of
-from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, refuse_half_characters
+from netkin.errors import InflatedWarning, InvalidValue, NameClash, outside, require_utf8
 from netkin.identity import function_digest, in_words, with_call
 from netkin.measures import Directions, svcca_directions
 from netkin.measures.registry import Measure, find
@@ -50,10 +58,12 @@ from netkin.memory import is_cuda
 from netkin.progress import Interruption, reporting, showing
 from netkin.representations import dft
 from netkin.representations.cutting import known_layer
-from netkin.representations.shapes import refuse_strange_layers
+from netkin.representations.shapes import require_known_layers, require_positions, with_positions
 from netkin.results import Comparison
 from netkin.settings import loaders_kept
+from netkin.sources.batches import Batches
 from netkin.sources.names import by_name
+from netkin.sources.tokenized import joined_counts
 from netkin.statistics.collector import Key, LayerSize, Study
 
 if TYPE_CHECKING:
@@ -65,18 +75,20 @@ One = nn.Module | Mapping[str, Any] | ModelInput
 
 
 @with_call
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="part start rows save overwrite")
 def compare(
     a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
 ) -> Comparison:
     """Return how similar the layers of two models are, by every measure requested, from one pass over the data.
 
-    Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be mappings of
-    layer names to arrays recorded before; without `b` the layers of `a` are compared with each other.
+    Each model runs once on each batch, and one iteration over `data` feeds both. `a` and `b` may also be what was
+    recorded before: files that `nk.recorded` opens, or mappings of layer names to arrays; a recording with the ids or
+    the tokens of its examples is also compared with a model. Without `b` the layers of `a` are compared with each
+    other.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
 
@@ -93,7 +105,7 @@ def compare(
         return engine.compare(call_of(a, b, data, spec, run, by_name=engine.by_name), measures_of(measures))[0]
 
 
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="part start rows engine save overwrite")
 def explain(
     a: One, b: One | None = None, data: Any = None, measures: Measures = ("cka",), **options: Unpack[Options]
@@ -105,7 +117,7 @@ def explain(
     is the same sentence in the plan's `refused`; models that can't be run on the data are refused at once.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
 
@@ -117,11 +129,11 @@ def explain(
         (2, 50, 0)
     """
     spec, run = split({**options, "measures": measures})
-    return call_of(a, b, data, spec, run).explained(measures_of(measures))
+    return call_of(a, b, data, spec, run).explain(measures_of(measures))
 
 
 @with_call
-@by_name(models="a b", data="data")
+@by_name(models="a b", data="data", recordings=True)
 @takes_options(without="rows save overwrite")
 def collect(
     a: One, b: One | None = None, data: Any = None, measures: Measures | None = None, **options: Unpack[Options]
@@ -132,7 +144,7 @@ def collect(
     collected apart, in any order and on any machine, and merged: ``nk.merge([first, second])``.
 
     Args:
-        a: a model, a mapping of layer names to recorded arrays, or an `nk.ModelInput` with data of its own.
+        a: a model, an `nk.recorded`, a mapping of layer names to arrays, or an `nk.ModelInput` with data of its own.
         b: the second one.
         data: a loader, an iterable of batches or one array of inputs.
         measures: those to be served; without them all linear ones.
@@ -167,8 +179,16 @@ def compare_sides(a: Side, b: Side, data: Any, spec: Spec) -> Comparison:
 
     `a` is run before `b` on each batch, so that `b` may reuse what `a` has computed.
     """
-    call = Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
-    return call.compare(measures_of(spec.measures))[0]
+    return _call_of_sides(a, b, data, spec).compare(measures_of(spec.measures))[0]
+
+
+def explain_sides(a: Side, b: Side, data: Any, spec: Spec) -> Plan:
+    """Return what `compare_sides` would do with the same arguments, and what that costs."""
+    return _call_of_sides(a, b, data, spec).explain(measures_of(spec.measures))
+
+
+def _call_of_sides(a: Side, b: Side, data: Any, spec: Spec) -> Call:
+    return Call({a.name: a, b.name: b}, data, spec, Run(), [(a.name, b.name)])
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -232,17 +252,18 @@ class Call:
             sides, self.data, self.spec.examples, share or part, self.spec.start or 0, paired, shared=share is not None
         )
         if feed.expected is not None:
-            self._refuse_few(feed.expected)
+            self._require_enough_examples(feed.expected)
         return feed
 
-    def learned(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
+    def start_stream(self, sides: Sequence[Side], measures: Sequence[Measure]) -> Stream:
         """Return a stream that has run few examples of its first batch, which show the layers."""
         stream = Stream(sides, self.feed(sides, measures), Reads(resizes=bool(self.spec.resize)))
         with stream.open():
             stream.learn()
+        require_same_tokenizer(sides, [size.shape for size in stream.sizes.values()])
         return stream
 
-    def _refuse_few(self, examples: int) -> None:
+    def _require_enough_examples(self, examples: int) -> None:
         """Refuse more chunks than examples, but of a part that is given apart, which may be small."""
         if self.spec.start is None and examples < self.spec.chunk_count:
             raise InvalidValue(
@@ -256,19 +277,19 @@ class Call:
     def compare(self, measures: Sequence[Measure]) -> list[Comparison]:
         """Return the comparison of every pair of models."""
         comparer, interruption = self._collected(measures)
-        return self.engine.shared(lambda: comparisons_of(comparer, measures, self.of, interruption))
+        return self.engine.once(lambda: comparisons_of(comparer, measures, self.of, interruption))
 
     def collect(self, measures: Sequence[Measure]) -> Comparer:
         """Return what one pass over the data leaves; of several processes the first has all of it."""
         comparer, _ = self._collected(measures)
-        return self.engine.shared(lambda: comparer)
+        return self.engine.once(lambda: comparer)
 
     def _collected(self, measures: Sequence[Measure]) -> tuple[Comparer, Interruption]:
         """Return what one pass leaves, on the first of several processes what all of theirs leave together."""
         sides, interruption = self.sides(), Interruption(self.run.partial)
         with loaders_kept(self.data, *(side.data for side in sides)):
             feed = None if weights_alone(measures) else self.feed(sides, measures)
-            with self.engine.prepared(sides, self._terms(measures, feed)):
+            with self.engine.prepare(sides, self._terms(measures, feed)):
                 study = self.study(sides)
                 study = replace(
                     study, limit=self.engine.least(study.limit), examples=None if feed is None else feed.expected
@@ -282,8 +303,8 @@ class Call:
                 self._read(comparer, sides, feed, interruption)
                 self._describe(comparer, sides)
                 if feed.expected is None and not interruption.ended:  # a stream, which tells its length at the end
-                    self._refuse_few(comparer.examples)
-            return self.engine.joined(comparer, feed.length), interruption
+                    self._require_enough_examples(comparer.examples)
+            return self.engine.join(comparer, feed.length), interruption
 
     def _read(self, comparer: Comparer, sides: Sequence[Side], feed: Feed, interruption: Interruption) -> None:
         """Run every model once on each batch, and fold in what they give; Ctrl-C waits for the end of a batch."""
@@ -292,7 +313,9 @@ class Call:
             stack.enter_context(interruption.ending("reading", lambda: comparer.examples > 0))
             stack.enter_context(interruption.handling())
             stack.enter_context(stream.open())
-            comparer.begin(list(stream.learn().values()))
+            sizes = list(stream.learn().values())
+            require_same_tokenizer(sides, [size.shape for size in sizes])
+            comparer.begin(sizes)
             self._take_weights(comparer, sides)
             report = stack.enter_context(reporting(feed.length, "reading", "examples"))
             for place, batch in enumerate(stream):
@@ -332,16 +355,27 @@ class Call:
         part = self.engine.part if self.spec.part is None else self.spec.part
         comparer.note(
             data=" and ".join(map(data_name, data_sets)), settings=self.settings(),
-            part="" if part is None else "/".join(map(str, part)),
+            part="" if part is None else "/".join(map(str, part)), texts=self._texts(comparer, sides),
         )  # fmt: skip
 
-    def explained(self, measures: Sequence[Measure]) -> Plan:
+    def _texts(self, comparer: Comparer, sides: Sequence[Side]) -> dict[str, dict[str, int]]:
+        """Return what was made of the texts that were read here: by model where they have data of their own."""
+        ranges = [tuple(number - (self.spec.start or 0) for number in ends) for ends in comparer.ranges]
+        data = {"": self.data} | {side.name: side.data for side in sides if side.data is not None}
+        counted = dict[str, dict[str, int]]()
+        for name, batches in data.items():
+            for ends in ranges if isinstance(batches, Batches) else ():
+                if counts := batches.counts(*ends):
+                    counted[name] = joined_counts(counted.get(name, {}), counts)
+        return counted
+
+    def explain(self, measures: Sequence[Measure]) -> Plan:
         """Return the plan of the pass, without taking it."""
         sides = self.sides()
         study = self.study(sides)
         if weights_alone(measures):
             sizes = self._sizes_of_weights(sides, needs_of(measures))
-            return explained(sizes, measures, self.pairs, replace(study, examples=0))
+            return explain_plan(sizes, measures, self.pairs, replace(study, examples=0))
         for data in (self.data, *(side.data for side in sides)):
             if isinstance(data, Iterator):
                 raise InvalidValue(
@@ -349,16 +383,17 @@ class Call:
                     "list."
                 )
         with loaders_kept(self.data, *(side.data for side in sides)):
-            stream = self.learned(sides, measures)
+            stream = self.start_stream(sides, measures)
         feed = stream.feed
-        return explained(
+        require_positions((size.shape for size in stream.sizes.values()), self.spec.positions)
+        return explain_plan(
             list(stream.sizes.values()),
             measures,
             self.pairs,
             replace(study, examples=feed.expected),
             left_out={side.name: side.left_out for side in sides if side.left_out},
             batch=stream.batch_length,
-            seen=list(map(feed.examples_of, sides)),
+            seen=[feed.examples_of(side) for side in sides if not isinstance(side, RecordedSide)],
             runs=not all(isinstance(side, RecordedSide) for side in sides),
         )
 
@@ -392,17 +427,18 @@ class Call:
 def call_of(a: Any, b: Any, data: Any, spec: Spec, run: Run, *, by_name: bool = False) -> Call:
     """Return one call for two models, or one that is compared with itself; `by_name` if names are loaded elsewhere."""
     names = spec.names
-    refuse_half_characters(names)
+    require_utf8(names)
     # whether one model is compared with itself; one name may mean two networks with other random weights
     apart = isinstance(a, str) or (isinstance(spec.layers, Mapping) and "b" in spec.layers)
     alone = b is None or (b is a and spec.transforms is None and spec.forward is None and not apart)
     models: dict[str, Any] = {names[0]: a} if alone else {names[0]: a, names[1]: b}
     if not alone and len(models) < 2:
         raise NameClash(f"both models are named {names[0]!r}; give them two `names`.", argument="names")
-    refuse_strange_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
+    require_known_layers(spec.shape, *(getattr(model, "model", model) for model in models.values()))
     of = [(names[0], names[0] if alone else names[1])]
     sources = inputs_of(models, spec, run)
     sources |= {} if by_name else {name: source.loaded() for name, source in inputs_in(sources).items()}
+    sources, data = with_own_data(sources, data)
     return Call(sources, data, spec, run, of)
 
 
@@ -418,7 +454,7 @@ def inputs_of(models: Mapping[str, Any], spec: Spec, run: Run) -> dict[str, Mode
             source = replace(
                 source,
                 layers=layers[name] if source.layers is None else source.layers,
-                shape=spec.shape if source.shape is None else source.shape,
+                shape=spec.shape if source.shape is None else with_positions(source.shape, spec.positions),
                 forward=source.forward or forward[name],
                 transform=source.transform or transforms[name],
                 device=source.device or run.device,

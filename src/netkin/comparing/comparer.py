@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from netkin import __version__, files
 from netkin.arrays import as_tensor, require_finite
 from netkin.comparing.alignment import Alignment, Pairs
-from netkin.comparing.plan import Need, Plan, aligned, make_plan, memory_limit, needs_of, ready_collectors, refuse_over
+from netkin.comparing.plan import (
+    Need,
+    Plan,
+    aligned,
+    make_plan,
+    memory_limit,
+    needs_of,
+    ready_collectors,
+    require_within,
+)
 from netkin.comparing.sides import Reads
 from netkin.comparing.spec import DECLARED, Options, Spec, documented, layers_by_name, split, takes_options
 from netkin.comparing.stream import Batch, KeptLayer, make_batch
@@ -30,19 +39,22 @@ from netkin.progress import ProgressOption, command, showing
 from netkin.representations import recording, rows_of, shape_for
 from netkin.representations.inputs import attention_mask, length_if_known
 from netkin.representations.layers import unwrapped
+from netkin.representations.shapes import has_first, require_positions, token_mask, valid_tokens
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat
 from netkin.results.records import as_record
 from netkin.settings import exact_matrix_products
+from netkin.sources.tokenized import counts_in_words, joined_counts
 from netkin.statistics.collector import Collector, Key, LayerSize, Owned, Study, name_of
-from netkin.statistics.stored import from_plain, to_plain
+from netkin.statistics.massive import FirstTokens, first_places
+from netkin.statistics.storage import from_plain, to_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 KIND = "statistics"
 # options without running models
-FED = ("measures", "layers", "pairs", "shape", "memory", "tokens", "seed", "errors", "chunks")
+FED = ("measures", "layers", "pairs", "shape", "positions", "memory", "tokens", "seed", "errors", "chunks")
 NAMED = 8  # layers that a warning names
 STUDY = ("examples", "chunks", "seed", "tokens")
 
@@ -52,7 +64,7 @@ class PassRecord:
     """What is known of a pass beside its statistics.
 
     Args:
-        asked: the ids of the measures, in the order in which they were asked for.
+        measures: the ids of the measures, in the order of the call.
         origins: what each model is, and how it was run.
         names: what results call the models, where not by their own names.
         data: what the data are called.
@@ -62,9 +74,11 @@ class PassRecord:
         plan: the statistics that were chosen, and their cost.
         ended: the stages that were interrupted.
         warnings: what to know of the data.
+        texts: what was made of texts: how many there are, how many were cut, or how they were packed; by model where
+            they have data of their own.
     """
 
-    asked: Sequence[str] = ()
+    measures: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     data: str = ""
@@ -74,6 +88,7 @@ class PassRecord:
     plan: str = ""
     ended: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    texts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def joined(self, other: PassRecord) -> PassRecord:
         """Return the record of the data of both."""
@@ -84,6 +99,7 @@ class PassRecord:
             self, data=data, part=", ".join(part for part in (self.part, other.part) if part),
             ended=sorted({*self.ended, *other.ended}),
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings])),
+            texts={name: joined_counts(counts, other.texts.get(name, {})) for name, counts in self.texts.items()},
         )  # fmt: skip
 
 
@@ -126,6 +142,7 @@ class Comparer:
             {}, [], limit=limit, chunks=spec.chunk_count, seed=int(spec.seed), tokens=spec.tokens
         )
         self.alignment, self.collectors = Alignment([], []), [[] for _ in self.needs]  # type: Any, list[list[Collector]]
+        self.firsts, self._with_first = FirstTokens(), set[Key]()  # layers whose first tokens are among their rows
         self.examples, self.digest = 0, DataDigest()
         self._doubt: Any = None  # of the latest batch on a GPU, which is settled with the next one
         self._fits = 0  # examples that are known to fit the memory
@@ -159,11 +176,15 @@ class Comparer:
     def begin(self, sizes: Sequence[LayerSize]) -> None:
         """Plan and start the collectors for layers of these sizes."""
         vars(self).pop("layers", None)  # where it was asked for before
+        require_positions((size.shape for size in sizes), self.spec.positions)
         self.alignment, self.study = aligned(sizes, self.pairs, self.study)
         if not self.alignment.layers:
             return
         plan = make_plan(self.needs, self.study)
         self.note(plan=str(plan))
+        self.firsts = FirstTokens()
+        of_tokens = {key: layer for key, layer in self.study.layers.items() if layer.kind == "tokens"}
+        self._with_first = {key for key, layer in of_tokens.items() if has_first(layer.shape)}
         self.collectors = [self._started(need, kind) for need, kind in zip(self.needs, plan.kinds, strict=True)]
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors if need.reduces else ():
@@ -206,12 +227,14 @@ class Comparer:
         """Fold a batch in, and return how many examples it adds."""
         before, self._doubt = self._doubt, batch.doubt
         if before is not None:
-            before.settle()
+            before.require_finite()
         rows = {key: kept.rows for key, kept in batch.layers.items() if kept.rows is not None}
         devices = {matrix.device for matrix in rows.values()}
         if len(devices) > 1:  # all on an accelerator
             home = next(device for device in devices if device.type != "cpu")
             rows = {key: matrix.to(home) for key, matrix in rows.items()}
+        if self._with_first:
+            self._count_first_tokens(rows, batch)
         rows = self.alignment.resized(rows) if self.record.resizes else rows
         place = -1  # among the needs that reduce
         with exact_matrix_products():
@@ -231,14 +254,29 @@ class Comparer:
             self.digest.update(batch.content, batch.numbers)
         self.examples += batch.count
         if self.examples > max(self.study.examples or 0, self._fits):
-            self._refuse_outgrown()
+            self._require_room()
         return batch.count
+
+    def _count_first_tokens(self, rows: Mapping[Key, Tensor], batch: Batch) -> None:
+        """Count the first tokens of the sequences, where they are among the rows."""
+        places: dict[tuple[int, torch.device], Tensor] = {}  # by mask, which many layers share
+        for key in self._with_first & rows.keys():
+            matrix = rows[key]
+            valid, count = batch.valid.get(key), len(batch.numbers)
+            if valid is None:
+                if len(matrix) % count == 0:
+                    self.firsts.add(key, matrix, slice(None, None, len(matrix) // count))
+                continue
+            where = id(valid), matrix.device
+            if where not in places:
+                places[where] = first_places(valid).to(matrix.device)
+            self.firsts.add(key, matrix, places[where])
 
     def flush(self) -> None:
         """Look for NaN and Inf in the latest batch, if that has not been done yet."""
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
-            doubt.settle()
+            doubt.require_finite()
 
     def _feed(self, need: Need, collector: Collector, values: Mapping[Key, Any], batch: Batch) -> None:
         names = getattr(collector, "names", self.study.layers)
@@ -265,22 +303,22 @@ class Comparer:
                 owners[key] = np.repeat(np.arange(n), len(rows) // n)
         return owners
 
-    def _refuse_outgrown(self) -> None:
+    def _require_room(self) -> None:
         """Refuse to continue if the data have more examples than their length said, and these take too much memory."""
-        self._refuse_more_than(self.examples)
+        self._require_room_for(self.examples)
         try:  # estimates take a while: where twice as many examples fit, they are not asked for until then
-            self._refuse_more_than(2 * self.examples)
+            self._require_room_for(2 * self.examples)
             self._fits = 2 * self.examples
         except MemoryLimit:
             self._fits = self.examples
 
-    def _refuse_more_than(self, examples: int) -> None:
+    def _require_room_for(self, examples: int) -> None:
         grown = replace(self.study, examples=examples, seen=True)
         for need, collectors in zip(self.needs, self.collectors, strict=True):
             for collector in collectors[:1]:
                 cost = type(collector).cost(need.settings, grown)
                 if cost is not None:
-                    refuse_over(self.study, cost.bytes, cost.what, cost.ways)
+                    require_within(self.study, cost.bytes, cost.what, cost.advice)
 
     # --- one's own loop -----------------------------------------------------------------------------------------------
 
@@ -289,7 +327,7 @@ class Comparer:
         from netkin.comparing.compare import explain  # it makes comparers
 
         options: Any = {name: getattr(self.spec, name) for name in FED if name != "measures"}
-        return explain(a, b, data, self.record.asked, **options)
+        return explain(a, b, data, self.record.measures, **options)
 
     def update(self, rows: Mapping[str, Mapping[str, Any]], *, valid: Any = None, numbers: Any = None) -> None:
         """Fold in one batch: of each model, by its name, what its layers gave for the same examples.
@@ -336,19 +374,21 @@ class Comparer:
             raise ShapeError(f"layer {name_of(first)!r} has no examples; give at least one.")
         if isinstance(valid, Mapping) and (strange := [name for name in valid if name not in rows]):
             raise InvalidValue(f"`valid` names {strange[0]!r}, which is none of the models.", argument="valid")
+        by_name = {model: valid.get(model) if isinstance(valid, Mapping) else valid for model in rows}
+        token_masks = {model: None if mask is None else token_mask(mask) for model, mask in by_name.items()}
         layers, masks, sizes = dict[Key, KeptLayer](), dict[Key, Tensor](), list[LayerSize]()
         for (model, layer), output in outputs.items():
-            mask = valid.get(model) if isinstance(valid, Mapping) else valid
+            mask = token_masks[model]
             matrix, shape = rows_of(output, shape_for(layer, self.spec.shape), mask)
             layers[model, layer] = KeptLayer(matrix, length=len(matrix))
-            if shape == "tokens" and mask is not None:
-                masks[model, layer] = torch.as_tensor(mask) != 0
+            if (tokens := valid_tokens(mask, shape)) is not None:
+                masks[model, layer] = tokens
             width, item = matrix.shape[1:].numel(), matrix.element_size()
             sizes.append(LayerSize(model, layer, width, len(matrix), examples, shape, itemsize=item))
         if not self.models:
             self._name_models(list(rows))
             self.begin(sizes)
-        self._refuse_other_layers(layers)
+        self._require_same_layers(layers)
         places = self._numbered(numbers, examples)
 
         def locate() -> None:
@@ -366,7 +406,10 @@ class Comparer:
             return max((stop for _, stop in self.ranges), default=0) + np.arange(examples)
         places = np.asarray(numbers, dtype=np.int64)
         if len(places) != examples:
-            raise ShapeError(f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.")
+            raise ShapeError(
+                f"`numbers` holds {len(places):,} numbers for {examples:,} examples; give one for each.",
+                argument="numbers",
+            )
         repeated = [int(number) for number in places if any(start <= number < stop for start, stop in self.ranges)]
         if repeated or len(np.unique(places)) < len(places):
             which = repeated[0] if repeated else "a number"
@@ -381,7 +424,7 @@ class Comparer:
         origins = {model: self.record.origins.get(model, {"model": "recorded"}) for model in models}
         self.note(origins=origins, data="recorded")
 
-    def _refuse_other_layers(self, layers: Mapping[Key, Any]) -> None:
+    def _require_same_layers(self, layers: Mapping[Key, Any]) -> None:
         missing = [key for key in self.alignment.given if key not in layers]
         strange = [key for key in layers if key not in self.alignment.given]
         if missing or strange:
@@ -444,7 +487,7 @@ class Comparer:
         from netkin.comparing.tabulating import comparisons_of  # it reads comparers
 
         self.flush()
-        collected = self.record.asked or [name for need in self.needs for name in need.measures]
+        collected = self.record.measures or [name for need in self.needs for name in need.measures]
         wanted = measures_of(collected if measures is None else measures)
         if not self.models:
             raise InvalidValue("nothing was compared yet; call `update`, or run models inside `watching`.")
@@ -492,7 +535,12 @@ class Comparer:
     def caveats(self) -> list[Caveat]:
         """What to know of the data: that parts are missing, and which layers and examples were left out."""
         parts = [Caveat("missing-parts", self.missing)] if self.missing else []
-        return parts + [Caveat("data", text) for text in self.record.warnings]
+        cut = [
+            Caveat("cut-texts", f"{counts_in_words(counts)}{f', for {name!r}' if name else ''}.")
+            for name, counts in self.record.texts.items()
+            if counts.get("cut")
+        ]
+        return parts + cut + [Caveat("data", text) for text in self.record.warnings]
 
     @property
     def expected(self) -> int:
@@ -558,18 +606,19 @@ class Comparer:
             raise ShapeError(f"a comparer can't be merged with a {type(other).__name__}; load its file with `nk.load`.")
         for part in (self, other):
             part.flush()
-        self._refuse_unlike(other)
+        self._require_mergeable(other)
         merged = copy(self)
         merged.collectors = [
             [mine.like(theirs).merge(theirs.like(mine)) for mine, theirs in zip(x, y, strict=True)]
             for x, y in zip(self.collectors, other.collectors, strict=True)
         ]
         merged.examples, merged.record = self.examples + other.examples, self.record.joined(other.record)
+        merged.firsts = self.firsts.merged(other.firsts)
         merged.digest = DataDigest.from_json(self.digest.to_json())
         merged.digest.merge(other.digest)
         return merged
 
-    def _refuse_unlike(self, other: Comparer) -> None:
+    def _require_mergeable(self, other: Comparer) -> None:
         if not (self.examples and other.examples):
             raise ShapeError("statistics of weights alone hold no examples, so there is nothing to merge.")
         for name in self.models:
@@ -606,6 +655,7 @@ class Comparer:
         self.flush()
         tensors: dict[str, Tensor] = {}
         collectors = to_plain(self.collectors, tensors, "collectors")
+        firsts = to_plain(self.firsts, tensors, "firsts")
         header = {
             "version": __version__,
             "record": asdict(self.record),
@@ -616,6 +666,7 @@ class Comparer:
             "needs": [{"measures": need.measures, "settings": to_plain(need.settings, {}, "")} for need in self.needs],
             "study": {name: getattr(self.study, name) for name in STUDY},
             "collectors": collectors,
+            "firsts": firsts,
         }
         return header, {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
@@ -643,7 +694,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     which = which if isinstance(which, str) else [tuple(pair) for pair in which]
     study, tensors = Study({}, [], **header["study"]), {name: torch.from_numpy(arrays[name].copy()) for name in arrays}
     errors: dict[str, Any] = {"errors": True, "chunks": study.chunks} if study.chunks else {}
-    spec = Spec(measures=header["record"]["asked"], pairs=which, seed=study.seed, **errors)
+    spec = Spec(measures=header["record"]["measures"], pairs=which, seed=study.seed, **errors)
     comparer = Comparer.of(spec, [], Pairs(of, which), study)
     sizes = [as_record(LayerSize, layer) for layer in header["layers"]]
     comparer.alignment, comparer.study = aligned(sizes, comparer.pairs, study)
@@ -651,6 +702,7 @@ def from_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     comparer.record, comparer.examples = PassRecord(**header["record"]), header["examples"]
     comparer.digest = DataDigest.from_json(header["digest"])
     comparer.collectors, comparer.is_loaded = from_plain(header["collectors"], tensors), True
+    comparer.firsts = from_plain(header["firsts"], tensors)
     return comparer
 
 
@@ -701,6 +753,7 @@ def provenance_of_all(comparer: Comparer) -> dict[str, str]:
         "pairs": comparer.pairs.words,
         "resize": "average" if comparer.record.resizes else "none",
         "plan": comparer.record.plan,
+        **{f"texts {name}".rstrip(): counts_in_words(counts) for name, counts in comparer.record.texts.items()},
         **({"data digest": comparer.digest.hex} if comparer.examples else {}),
         **({"settings digest": settings_digest(comparer.record.settings)} if comparer.record.settings else {}),
         **({"call": command()} if command() else {}),

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from netkin.comparing.sides import RecordedSide, Side, WeightsSide
 from netkin.errors import InvalidValue, ShapeError
@@ -21,6 +21,7 @@ from netkin.representations.inputs import (
     reshuffles,
     sampler_of,
 )
+from netkin.sources.recordings import RecordedRows
 from netkin.statistics.collector import hashes
 
 SLICE = 512  # examples of recorded rows taken at a time
@@ -47,14 +48,27 @@ class Feed:
         self.sides, self._examples, self.start, self.paired, self._shared = sides, examples, start, paired, shared
         self._numbers: dict[int, np.ndarray] = {}  # of the examples of data that samplers have split
         recorded = [side for side in sides if isinstance(side, RecordedSide)]
-        if recorded:
+        self._order: dict[Side, np.ndarray] = {}  # where a recorded side has the examples, if in another order
+        self._step = min((side.at_once for side in recorded if side.at_once is not None), default=SLICE)
+        # with data as well, these say which of the recorded examples are meant
+        by_data = data is not None and all(side.recording is not None for side in recorded)
+        self.is_recorded = bool(recorded) and len(recorded) == len(sides) and not by_data
+        if self.is_recorded:
             self.expected: int | None = self._recorded_examples(recorded, data)
-            self._data: dict[Side, Any] = dict.fromkeys(sides, slices(0, self.expected))
+            self._data: dict[Side, Any] = dict.fromkeys(sides, self._slices(0, self.expected))
         else:
-            self._data = {side: data if side.data is None else side.data for side in sides}
-            self._refuse_absent()
+            live = next((side.data for side in sides if side.data is not None), None)
+            recorded_data = live if data is None else data  # of a recorded side, those that a model runs on
+            self._data = {
+                side: (recorded_data if isinstance(side, RecordedSide) else data) if side.data is None else side.data
+                for side in sides
+            }
+            self._require_data()
+            for side in recorded:
+                if side.recording is not None:
+                    require_numbered(self._data[side], side.recording)
             if paired:
-                _refuse_other_orders(self._data)
+                _require_same_orders(self._data)
             counts = [examples_in(source, examples) for source in self._sources.values()]
             self.expected = counts[0] if paired else None if None in counts else sum(count or 0 for count in counts)
         self.length = self.expected
@@ -76,12 +90,11 @@ class Feed:
         return self.expected if self.paired else examples_in(self._data[side], self._examples)
 
     def _recorded_examples(self, recorded: Sequence[RecordedSide], data: Any) -> int:
-        if len(recorded) < len(self.sides):
-            raise InvalidValue(
-                "a model and recorded rows can't be compared: nothing tells whether they saw the same examples. "
-                "Record both."
-            )
         first, examples = recorded[0].name, recorded[0].examples
+        for side in recorded[1:]:
+            if side.recording is not None and recorded[0].recording is not None:
+                order = side.recording.order_of(recorded[0].recording)
+                self._order |= {} if order is None else {side: order}
         for side in recorded:
             if side.examples != examples:
                 raise ShapeError(
@@ -92,31 +105,35 @@ class Feed:
             raise InvalidValue("recorded rows are compared as they are; leave `data` out.")
         return min(examples, self._examples or examples)
 
-    def _refuse_absent(self) -> None:
+    def _require_data(self) -> None:
         for side, data in self._data.items():
             if isinstance(side, WeightsSide):
-                side.refuse_data()
+                side.require_no_data()
             if data is None:
                 alone = all(other.data is None for other in self.sides)
                 what = "`data` is missing" if alone else f"{side.name!r} has no data"
-                raise InvalidValue(f"{what}: pass a loader, an iterable of batches or one array of inputs.")
+                raise InvalidValue(
+                    f"{what}: pass a loader, an iterable of batches or one array of inputs.", argument="data"
+                )
 
     def _cut(self, which: int, count: int) -> None:
         """Leave of all data the part `which` of `count`, a contiguous range of examples."""
+        argument = None if self._shared else "part"
         if self.expected is None:
             remedy = f"shared by {count:,} processes; pass a data set, an array or a loader that has a length."
             raise InvalidValue(
                 "data that do not tell how many they are can't be "
-                + (remedy if self._shared else "split into parts; give each part `start`.")
+                + (remedy if self._shared else "split into parts; give each part `start`."),
+                argument=argument,
             )
         if count > self.expected:
             remedy = f"shared by {count:,} processes; start" if self._shared else f"split into {count:,} parts; take"
-            raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.")
-        is_recorded, parts, lengths = isinstance(self.sides[0], RecordedSide), {}, []
+            raise InvalidValue(f"{self.expected:,} examples can't be {remedy} fewer.", argument=argument)
+        parts, lengths = {}, []
         for key, data in self._sources.items():
-            examples = self.expected if is_recorded else examples_in(data, self._examples) or self.expected
+            examples = self.expected if self.is_recorded else examples_in(data, self._examples) or self.expected
             ends = examples * (which - 1) // count, examples * which // count
-            parts[key] = slices(*ends) if is_recorded else part_of(data, *ends)
+            parts[key] = self._slices(*ends) if self.is_recorded else part_of(data, *ends)
             lengths.append(ends[1] - ends[0])
         self._data = {side: parts[id(data)] for side, data in self._data.items()}
         self._examples, self.start = None, self.start + self.expected * (which - 1) // count
@@ -133,7 +150,10 @@ class Feed:
         if self.paired and not all(np.array_equal(first, other) for other in others):
             raise InvalidValue("the samplers of the two data sets give other examples; let them have the same seed.")
         if self._examples is not None:
-            raise InvalidValue("`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.")
+            raise InvalidValue(
+                "`examples` does not go with a `DistributedSampler`; take a `Subset` of the data set.",
+                argument="examples",
+            )
         totals = [len(sampler_of(data).dataset) for data in sources.values()]
         self.expected, self.length = (totals[0], len(first)) if self.paired else (sum(totals), None)
         return True
@@ -145,18 +165,33 @@ class Feed:
 
     def __iter__(self) -> Iterator[dict[Side, Any]]:
         """Yield for each side its batch; those that hold the same data object share one iteration."""
-        sources, is_recorded = self._sources, isinstance(self.sides[0], RecordedSide)
+        sources, seen = self._sources, 0
         # what a sampler repeats, so that all processes get as many, comes last
         counts = {key: len(numbers) for key, numbers in self._numbers.items()}
         iterators = [
-            data if is_recorded else batches_of(data, counts.get(key, self._examples)) for key, data in sources.items()
+            data if self.is_recorded else batches_of(data, counts.get(key, self._examples))
+            for key, data in sources.items()
         ]
         for batches in zip_longest(*iterators):
             by_source = dict(zip(sources, batches, strict=True))
             step = {side: by_source[id(data)] for side, data in self._data.items()}
             if self.paired and len(sources) > 1:
-                _refuse_uneven(step)
-            yield {side: batch for side, batch in step.items() if batch is not None}
+                _require_even({side: batch for side, batch in step.items() if not isinstance(side, RecordedSide)})
+            given = {side: batch for side, batch in step.items() if batch is not None}
+            yield {side: self._of_side(side, batch, seen) for side, batch in given.items()}
+            seen += length_if_known(next(iter(by_source.values()))) or 0
+
+    def _of_side(self, side: Side, batch: Any, seen: int) -> Any:
+        """Return the batch of a side: of recorded rows where the examples of a batch of data are."""
+        if isinstance(batch, slice):
+            return self._order[side][batch] if side in self._order else batch
+        if not isinstance(side, RecordedSide):
+            return batch
+        return side.places(batch, self.numbers(side, seen, length_if_known(batch) or 0))
+
+    def _slices(self, start: int, stop: int) -> list[slice]:
+        """Return a range of recorded examples, some at a time."""
+        return slices(start, stop, min(self._step, SLICE))
 
 
 def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
@@ -182,7 +217,7 @@ def sampled_numbers(data: Any, rank: int, ranks: int) -> np.ndarray | None:
     return numbers[rank + ranks * np.arange(len(numbers)) < total]  # behind them come those that are repeated
 
 
-def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
+def _require_even(batches: Mapping[Side, Any]) -> None:
     lengths = {side.name: 0 if batch is None else side.length(batch) for side, batch in batches.items()}
     (a, n), *others = lengths.items()
     for b, m in others:
@@ -193,7 +228,7 @@ def _refuse_uneven(batches: Mapping[Side, Any]) -> None:
             )
 
 
-def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
+def _require_same_orders(data: Mapping[Side, Any]) -> None:
     """Refuse a loader that shuffles beside other data, as nothing pairs their examples."""
     shuffled = next((side for side, source in data.items() if reshuffles(source)), None)
     other = next((side for side, source in data.items() if shuffled and source is not data[shuffled]), None)
@@ -204,9 +239,22 @@ def _refuse_other_orders(data: Mapping[Side, Any]) -> None:
         )
 
 
-def slices(start: int, stop: int) -> list[slice]:
-    """Return a range of recorded examples, some at a time."""
-    return [slice(first, min(first + SLICE, stop)) for first in range(start, stop, SLICE)]
+def require_numbered(data: Any, recording: RecordedRows) -> None:
+    """Refuse data that give examples in another order than that of their numbers, by which a recording has them."""
+    sampler = sampler_of(data)
+    in_order = sampler is None or isinstance(sampler, (SequentialSampler, DistributedSampler))
+    is_sample = getattr(data, "is_sample", False)
+    if recording.token_hashes is None and (is_sample or not in_order):
+        raise InvalidValue(
+            f"{recording.name!r} knows its examples by their numbers in the data, and these are "
+            f"{'a sample' if is_sample else 'shuffled'}; give all of the data in their own order.",
+            argument="examples" if is_sample else "data",
+        )
+
+
+def slices(start: int, stop: int, step: int = SLICE) -> list[slice]:
+    """Return a range of examples, some at a time."""
+    return [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
 
 
 def data_name(data: Any) -> str:

@@ -27,12 +27,11 @@ from netkin.comparing.engines import Engine, Local, named_engine
 from netkin.comparing.feed import HeldExamples, data_name
 from netkin.comparing.pairs_job import PairsJob, data_digest, identity_of_study
 from netkin.comparing.plan import Plan, aligned, make_plan, needs_of, weights_alone
-from netkin.comparing.sides import ModelInput, Side, named_models
+from netkin.comparing.sides import ModelInput, Side, named_models, with_own_data
 from netkin.comparing.spec import Measures, Options, Run, Spec, split, takes_options
-from netkin.errors import InvalidValue, MemoryLimit, blame, refuse_half_characters
+from netkin.errors import InvalidValue, MemoryLimit, blame, require_utf8
 from netkin.identity import (
     COMPARE,
-    described_call,
     forms_by_name,
     settings_digest,
     state_noted,
@@ -42,7 +41,7 @@ from netkin.identity import (
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import reported, showing
+from netkin.progress import command, showing, with_progress
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, sampler_of
 from netkin.representations.layers import unwrapped
@@ -50,8 +49,9 @@ from netkin.results import Comparison, Comparisons
 from netkin.results.records import as_record
 from netkin.results.values import Pair
 from netkin.settings import loaders_kept, random_states_kept
-from netkin.sources.datasets import load_data, refuse_characters
-from netkin.sources.models import names_weights, refuse_unknown_model
+from netkin.sources.datasets import is_to_load, load_data, require_no_characters
+from netkin.sources.models import names_weights, require_known_model
+from netkin.sources.recordings import names_recording
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import LayerSize
 
@@ -98,7 +98,7 @@ def compare_many(
     with showing(run.progress), loaders_kept(data):
         call = _call(models, data, spec, run, engine)
         if run.save is not None:
-            jobs.refuse_output(run.save, overwrite=run.overwrite)
+            jobs.require_output(run.save, overwrite=run.overwrite)
         return engine.compare_many(call, wanted)
 
 
@@ -120,7 +120,7 @@ def explain_many(
     Example:
         >>> nets = {f"net {seed}": torch.nn.Linear(4, 8) for seed in range(10)}
         >>> plan = explain_many(nets, torch.randn(50, 4), progress=False)
-        >>> plan.pairs, plan.passes, len(plan.way.blocks)
+        >>> plan.pairs, plan.passes, len(plan.schedule.blocks)
         (45, 10, 1)
     """
     spec, run = split({**options, "measures": measures})
@@ -134,18 +134,19 @@ def _call(models: Any, data: Any, spec: Spec, run: Run, engine: Engine) -> Call:
     named = named_models(models)
     if len(named) < 2:
         raise InvalidValue(f"`compare_many` needs at least two models; got {len(named)}.", argument="models")
-    refuse_half_characters(named)
-    refuse_characters(data, list(named.values()))
-    if isinstance(data, str) and not engine.by_name:
+    require_utf8(named)
+    require_no_characters(data, list(named.values()))
+    if is_to_load(data, named.values()) and not engine.by_name:
         for model in named.values():
-            if isinstance(model, str):
-                refuse_unknown_model(model)
+            if isinstance(model, str) and not names_recording(model):
+                require_known_model(model)
         data = load_data(data, models=list(named.values()))
-    of, sources = list(combinations(named, 2)), inputs_of(named, spec, run)
+    of = list(combinations(named, 2))
+    sources, data = with_own_data(inputs_of(named, spec, run), data)
     return Call(sources, data, spec, run, of)
 
 
-# --- the way through all pairs ----------------------------------------------------------------------------------------
+# --- the schedule of all pairs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class ModelBlock:
 
 
 @dataclass(frozen=True)
-class PairsWay:
+class PairsSchedule:
     """How all pairs are split into passes: the blocks of models, and their cost.
 
     Args:
@@ -268,37 +269,37 @@ class Survey:
         call = replace(self.call, models={first: source}, of=[], engine=Local())
         sides = call.sides()
         self.study = call.study(sides) if sides[0].device is not None else self.study
-        stream = call.learned(sides, self.measures)
+        stream = call.start_stream(sides, self.measures)
         self.total, self.batch = stream.feed.expected, stream.batch_length
         arrays = (
             leaf for _, leaf in leaves(list(stream.first.values())) if isinstance(leaf, (torch.Tensor, np.ndarray))
         )
         self.inputs = max(self.inputs, sum(array.nbytes for array in arrays))
         is_by_name = isinstance(inputs_in(self.call.models)[first].model, str)
-        state = leaves(source.model.state_dict()) if is_by_name else ()
+        state = leaves(source.model.state_dict()) if is_by_name and isinstance(source.model, nn.Module) else ()
         size_of_model = sum(tensor.nbytes for _, tensor in state if isinstance(tensor, torch.Tensor))
         for name in names:
             self.layers[name] = [replace(size, model=name) for size in stream.sizes.values()]
             self.loaded[name] = size_of_model
 
-    # --- the way ------------------------------------------------------------------------------------------------------
+    # --- the schedule -------------------------------------------------------------------------------------------------
 
-    def way(self) -> PairsWay:
+    def schedule(self) -> PairsSchedule:
         """Return the first that fits the memory: one pass, rows kept, a sample, models that run again."""
-        whole, sample = self._way(self.total), self.call.spec.rows
+        whole, sample = self._schedule(self.total), self.call.spec.rows
         if whole is not None and whole.runs_once:
             return whole
-        replayed = self._way(self.total, keeps=True) if self.keeps_rows else None
+        replayed = self._schedule(self.total, keeps=True) if self.keeps_rows else None
         if replayed is None and sample is not None and self.total is not None and sample < self.total:
-            sampled = self._way(sample)
+            sampled = self._schedule(sample)
             if sampled is not None and not sampled.runs_once and self.keeps_rows:
-                sampled = self._way(sample, keeps=True) or sampled
+                sampled = self._schedule(sample, keeps=True) or sampled
             replayed = sampled
         if whole is None and replayed is None:
             self._pass_plan(1, self.total, 0)  # which refuses
-        return cast("PairsWay", replayed or whole)
+        return cast("PairsSchedule", replayed or whole)
 
-    def _way(self, examples: int | None, *, keeps: bool = False) -> PairsWay | None:
+    def _schedule(self, examples: int | None, *, keeps: bool = False) -> PairsSchedule | None:
         """Return the blocks of most models that fit beside all else that is held; None where none do."""
         rows, count = self._rows(examples) if keeps else 0, len(self.call.models)
         sizes = dict.fromkeys(min(-(-count // groups), GROUP) for groups in range(2, count + 1))
@@ -311,8 +312,8 @@ class Survey:
                 plan = self._pass_plan(size, examples, rows)
                 break
         batches = -(-(examples or 1) // self.batch)
-        return PairsWay(
-            tuple(blocks_of(self.call.of, size)), examples, batches, plan.bytes, rows, self._loaded(size, keeps),
+        return PairsSchedule(
+            tuple(blocks_of(self.call.of, size)), examples, batches, plan.bytes, rows, self._model_bytes(size, keeps),
             examples != self.total,
         )  # fmt: skip
 
@@ -323,13 +324,13 @@ class Survey:
         rows = sum(size.rows_of(count) * size.width * size.itemsize for size in sizes)
         return rows + self.inputs * count // self.batch
 
-    def _loaded(self, size: int, keeps: bool) -> int:
+    def _model_bytes(self, size: int, keeps: bool) -> int:
         heavy = sorted(self.loaded.values(), reverse=True)
         return sum(heavy if keeps else heavy[: 2 * size])
 
     def _pass_plan(self, size: int, examples: int | None, rows: int) -> Plan:
         """Return the plan of the largest pass of two groups of models; refuse one that does not fit."""
-        left = self.limit - rows - self._loaded(size, rows > 0)
+        left = self.limit - rows - self._model_bytes(size, rows > 0)
         heavy = sorted(self.layers, key=lambda name: -sum(layer.width**2 for layer in self.layers[name]))[: 2 * size]
         pairs = list(combinations(heavy, 2))
         if len(heavy) < len(self.layers):  # the second group is compared among itself in another pass
@@ -379,9 +380,9 @@ class Many:
         self.call, self.measures = call, measures
         self._sides: dict[str, ModelInput | Side] = {}  # that run now, or whose rows are kept
         if call.spec.rows is not None:
-            self._refuse_other_data("rows")
+            self._require_common_data("rows")
 
-    def _refuse_other_data(self, option: str) -> None:
+    def _require_common_data(self, option: str) -> None:
         if not has_one_data(self.call):
             raise InvalidValue(
                 f"`{option}` goes with models that all see `data`; leave it out, or give them no data of their own.",
@@ -394,40 +395,34 @@ class Many:
         of_models = (source.data for source in inputs_in(self.call.models).values())
         return any(isinstance(data, Iterator) for data in (self.call.data, *of_models))
 
-    def way(self) -> tuple[PairsWay, int]:
-        """Return the way through all pairs, and the memory limit that it keeps."""
-        everything = PairsWay((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
+    def schedule(self) -> tuple[PairsSchedule, int]:
+        """Return the schedule of all pairs, and the memory limit that it keeps."""
+        everything = PairsSchedule((ModelBlock(tuple(self.call.models), tuple(self.call.of)),))
         if self._is_stream or weights_alone(self.measures):
             return everything, self.call.study([]).limit
         survey = Survey(self.call, self.measures)
-        return survey.way(), survey.limit
+        return survey.schedule(), survey.limit
 
     def compare(self) -> Comparisons:
         """Return the comparison of every pair; with `save` in a file, beside which finished parts lie."""
         run = self.call.run
         if run.save is None:
-            way, limit = self.way()
-            return Comparisons(self._through(way, replace(self.call, limit=limit)))
-        self._refuse_saving()
-        data = {"data": data_name(self.call.data)} if self.call.data is not None else {}
-        text = described_call(
-            "nk.compare_many", models=list(self.call.models), **data,
-            measures=[measure.id for measure in self.measures],
-            layers=self.call.spec.layers, pairs=self.call.spec.pairs, examples=self.call.spec.examples,
-        )  # fmt: skip
-        options: dict[str, Any] = {"call": text, "overwrite": run.overwrite, "compare": COMPARE}
+            schedule, limit = self.schedule()
+            return Comparisons(self._through(schedule, replace(self.call, limit=limit)))
+        self._require_savable()
+        options: dict[str, Any] = {"call": command(), "overwrite": run.overwrite, "compare": COMPARE}
         job = Job.beside(run.save, "comparison", self._identity(), **options)
         sources = inputs_in(self.call.models)
         modules = {name: source.model for name, source in sources.items() if isinstance(source.model, nn.Module)}
         with job, state_noted(job, modules):
-            way, limit = self._planned(job)
-            examples = way.sample or examples_in(self.call.data, self.call.spec.examples)
-            parts = PairsJob(job, self.measures, way.blocks, way.sample, examples)
-            result = Comparisons(self._through(way, replace(self.call, limit=limit), parts))
+            schedule, limit = self._plan_of_job(job)
+            examples = schedule.sample or examples_in(self.call.data, self.call.spec.examples)
+            parts = PairsJob(job, self.measures, schedule.blocks, schedule.sample, examples)
+            result = Comparisons(self._through(schedule, replace(self.call, limit=limit), parts))
             job.save(lambda: result)
             return result
 
-    def _refuse_saving(self) -> None:
+    def _require_savable(self) -> None:
         if self.call.engine.part is not None:
             raise InvalidValue(
                 "`save` is for one process and for engine='ray'; under torchrun leave it out, and let one rank call "
@@ -440,7 +435,7 @@ class Many:
             )
         if self._is_stream:
             raise InvalidValue("a stream can be read only once, and a job is continued; pass a loader or a list.")
-        self._refuse_other_data("save")
+        self._require_common_data("save")
 
     def _identity(self) -> dict[str, Any]:
         weights, forms = dict[str, str](), dict[str, Any]()
@@ -454,67 +449,70 @@ class Many:
         identity = identity_of_study(weights, data, layers, settings, self.measures)
         return identity | {"architecture": forms}
 
-    def _planned(self, job: Job) -> tuple[PairsWay, int]:
-        """Return the way and the memory limit with which the job was begun."""
+    def _plan_of_job(self, job: Job) -> tuple[PairsSchedule, int]:
+        """Return the schedule and the memory limit with which the job was begun."""
 
         def plan() -> dict[str, Any]:
-            way, limit = self.way()
-            return {"way": asdict(way), "limit": limit}
+            schedule, limit = self.schedule()
+            return {"schedule": asdict(schedule), "limit": limit}
 
-        def read(part: Any) -> tuple[PairsWay, int]:
-            return as_record(PairsWay, part.values["way"]), int(part.values["limit"])
+        def read(part: Any) -> tuple[PairsSchedule, int]:
+            return as_record(PairsSchedule, part.values["schedule"]), int(part.values["limit"])
 
         name = f"plan of {settings_digest(self.call.of)}"
         return job.recall(name, read) or read(job.part(name, plan))
 
-    def _through(self, way: PairsWay, call: Call, parts: PairsJob | None = None) -> list[Comparison]:
+    def _through(self, schedule: PairsSchedule, call: Call, parts: PairsJob | None = None) -> list[Comparison]:
         """Take the passes one after the other, with `parts` those that are not there already."""
-        if way.rows or way.is_sample:
-            call = replace(call, data=HeldExamples(call.data, call.spec.examples, way.sample, call.spec.seed))
+        if schedule.rows or schedule.is_sample:
+            call = replace(call, data=HeldExamples(call.data, call.spec.examples, schedule.sample, call.spec.seed))
             call = replace(call, spec=replace(call.spec, examples=None))
         by_pair: dict[Pair, Comparison] = {}
-        total = examples_in(self.call.data, self.call.spec.examples) if way.is_sample else None
+        total = examples_in(self.call.data, self.call.spec.examples) if schedule.is_sample else None
         digest = ""
-        for block in reported(way.blocks, "comparing", "passes") if len(way.blocks) > 1 else way.blocks:
-            comparisons = self._compared(block, way, call, parts)
+        blocks = schedule.blocks
+        for block in with_progress(blocks, "comparing", "passes") if len(blocks) > 1 else blocks:
+            comparisons = self._compare_block(block, schedule, call, parts)
             digest = _same_data(digest, comparisons[0])
             by_pair |= {(comparison.a, comparison.b): as_sample(comparison, total) for comparison in comparisons}
             if not all(comparison.complete for comparison in comparisons):
                 break
         return [by_pair[pair] for pair in self.call.of if pair in by_pair]
 
-    def _compared(self, block: ModelBlock, way: PairsWay, call: Call, parts: PairsJob | None) -> list[Comparison]:
+    def _compare_block(
+        self, block: ModelBlock, schedule: PairsSchedule, call: Call, parts: PairsJob | None
+    ) -> list[Comparison]:
         if parts is None:
             with call.engine.working():
-                return self._block_call(block, way, call).compare(self.measures)
+                return self._block_call(block, schedule, call).compare(self.measures)
 
         def collect(share: int, shares: int) -> Comparer:
-            of_block = self._block_call(block, way, call)
+            of_block = self._block_call(block, schedule, call)
             part = None if shares == 1 else (share, shares)
             return replace(of_block, spec=replace(call.spec, part=part)).collect(self.measures)
 
-        return parts.compared(block, self._shares(way), collect)
+        return parts.comparisons_of(block, self._shares(schedule), collect)
 
-    def _shares(self, way: PairsWay) -> int:
+    def _shares(self, schedule: PairsSchedule) -> int:
         """Return into how many shares the data of a pass are split, whose sums a job keeps."""
-        whole = way.rows > 0 or way.is_sample or way.examples is None
+        whole = schedule.rows > 0 or schedule.is_sample or schedule.examples is None
         if whole or isinstance(sampler_of(self.call.data), RandomSampler):
             return 1
-        return max(1, min(SHARES // len(way.blocks), way.batches))
+        return max(1, min(SHARES // len(schedule.blocks), schedule.batches))
 
-    def _block_call(self, block: ModelBlock, way: PairsWay, call: Call) -> Call:
+    def _block_call(self, block: ModelBlock, schedule: PairsSchedule, call: Call) -> Call:
         """Return the call of a pass: models given by name are loaded, and forgotten when no pass in a row has them."""
-        keeps = set(self.call.models) if way.rows else set(block.models)
+        keeps = set(self.call.models) if schedule.rows else set(block.models)
         self._sides = {name: side for name, side in self._sides.items() if name in keeps}
         for name in block.models:
             if name not in self._sides:
                 source = loaded_input(self.call, name)
-                self._sides[name] = source.side(name, call.spec.exact_model, way.rows) if way.rows else source
+                self._sides[name] = source.side(name, call.spec.exact_model, schedule.rows) if schedule.rows else source
         return replace(call, models={name: self._sides[name] for name in block.models}, of=list(block.pairs))
 
     # --- the plan in words --------------------------------------------------------------------------------------------
 
-    def explained(self, *, keeps_rows: bool = True) -> ManyPlan:
+    def explain(self, *, keeps_rows: bool = True) -> ManyPlan:
         """Return the plan in figures and in words; what the work would refuse is in `refused`.
 
         `keeps_rows` is whether rows may be kept from pass to pass.
@@ -529,25 +527,33 @@ class Many:
         limit, result = survey.limit, survey.result()
         remarks = _remarks(call)
         try:
-            way = survey.way()
+            schedule = survey.schedule()
         except MemoryLimit as fault:
-            everything = PairsWay((ModelBlock(tuple(call.models), ()),), survey.total)
+            everything = PairsSchedule((ModelBlock(tuple(call.models), ()),), survey.total)
             lines = (*_beginning(survey), f"would be refused: {fault}")
             return ManyPlan(
                 len(call.models), len(call.of), everything, 0, 0, limit, result, lines, str(fault), warnings=remarks
             )
-        passes = way.runs * way.batches
-        each = f"{way.runs / len(call.models):.1f} of each model on each batch"
+        passes = schedule.runs * schedule.batches
+        each = f"{schedule.runs / len(call.models):.1f} of each model on each batch"
         lines = (
-            *_beginning(survey), f"way: {way.words}",
-            f"forward passes: {passes:,}, {'one of each model on each batch' if way.runs_once else each}",
-            f"memory: {format_bytes(way.bytes)} for statistics, rows and models, whose limit is {format_bytes(limit)}, "
-            f"and {format_bytes(result)} for the result",
-            f"  statistics of a pass {format_bytes(way.statistics)}, rows that are kept {format_bytes(way.rows)}, "
-            f"models that are loaded {format_bytes(way.models)}",
+            *_beginning(survey), f"schedule: {schedule.words}",
+            f"forward passes: {passes:,}, {'one of each model on each batch' if schedule.runs_once else each}",
+            f"memory: {format_bytes(schedule.bytes)} for statistics, rows and models, whose limit is "
+            f"{format_bytes(limit)}, and {format_bytes(result)} for the result",
+            f"  statistics of a pass {format_bytes(schedule.statistics)}, rows that are kept "
+            f"{format_bytes(schedule.rows)}, models that are loaded {format_bytes(schedule.models)}",
         )  # fmt: skip
         return ManyPlan(
-            len(call.models), len(call.of), way, passes, way.bytes + result, limit, result, lines, warnings=remarks
+            len(call.models),
+            len(call.of),
+            schedule,
+            passes,
+            schedule.bytes + result,
+            limit,
+            result,
+            lines,
+            warnings=remarks,
         )
 
 
@@ -561,7 +567,7 @@ class ManyPlan:
 
     models: int
     pairs: int
-    way: PairsWay
+    schedule: PairsSchedule
     passes: int
     bytes: int
     limit: int

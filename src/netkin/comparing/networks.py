@@ -16,7 +16,7 @@ from netkin.errors import InvalidValue, NoValue, ShapeError, UnknownName, did_yo
 from netkin.identity import with_call
 from netkin.measures.linear import angles, mean_cosines, nearest
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, command, reported, showing
+from netkin.progress import ProgressOption, command, showing, with_progress
 from netkin.representations.filters import atom_layers
 from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat
@@ -136,19 +136,19 @@ def atom_vectors(
     require_gauge(gauge)
     if isinstance(models, nn.Module):
         raise InvalidValue("`models` are several networks, by name or in a row; got one.", argument="models")
-    given = models.items() if isinstance(models, Mapping) else ((str(k), one) for k, one in enumerate(models))
+    networks = models.items() if isinstance(models, Mapping) else ((str(k), model) for k, model in enumerate(models))
     names, rows, first = list[str](), list[Tensor](), dict[str, AtomParts]()
     total, drawn = len(models) if isinstance(models, Sized) else None, list[str]()
     with showing(progress):
-        for name, model in reported(given, "reading atoms", "networks", total=total):
-            own = _parts(name, model)
-            first = first or own
-            _refuse_unlike(name, own, names[0] if names else name, first)
+        for name, model in with_progress(networks, "reading atoms", "networks", total=total):
+            layers = _parts(name, model)
+            first = first or layers
+            _require_same_form(name, layers, names[0] if names else name, first)
             names.append(name)
             drawn += random_weights([model]).values()
-            rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in own.items()]))
+            rows.append(torch.cat([_unit(name, layer, *parts, gauge) for layer, parts in layers.items()]))
     if len(names) < 2:
-        raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.")
+        raise InvalidValue(f"a similarity needs two networks or more; got {len(names)}.", argument="models")
     sizes = tuple(atoms.numel() for atoms, _ in first.values())
     return AtomVectors(
         tuple(names), tuple(first), sizes, torch.stack(rows), _caveat(first) if gauge == "stored" else None,
@@ -165,35 +165,35 @@ def _caveat(first: Mapping[str, AtomParts]) -> Caveat | None:
 
 def _parts(name: str, model: Any) -> dict[str, AtomParts]:
     """Return the atoms and coefficients of each layer of a network or of its state dict."""
-    found: dict[str, AtomParts]
+    layers: dict[str, AtomParts]
     if isinstance(model, nn.Module):
-        found = {layer: (one.atoms.detach(), one.coefficients.detach()) for layer, one in atom_layers(model)}
+        layers = {layer: (module.atoms.detach(), module.coefficients.detach()) for layer, module in atom_layers(model)}
     elif isinstance(model, Mapping):
-        found = dict(_of_state(model))
+        layers = dict(_of_state(model))
     else:
         raise InvalidValue(f"{name!r} must be a torch module or a state dict; got {type(model).__name__}.")
-    if not found:
+    if not layers:
         raise InvalidValue(
             f"{name!r} has no layers made of atoms; `nk.share_coefficients` gives networks of one architecture some.",
             argument="atoms",
         )
-    return found
+    return layers
 
 
 def _of_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, AtomParts]]:
     for key, tensor in state.items():
-        layer, _, own = key.rpartition(".")
+        layer, _, weight = key.rpartition(".")
         alpha = state.get(f"{layer}.coefficients" if layer else "coefficients")
-        if own == "atoms":
+        if weight == "atoms":
             yield layer, (tensor.detach(), None if alpha is None else alpha.detach())
 
 
-def _refuse_unlike(name: str, own: Mapping[str, Any], before: str, first: Mapping[str, Any]) -> None:
+def _require_same_form(name: str, layers: Mapping[str, Any], before: str, first: Mapping[str, Any]) -> None:
     """Refuse a network whose layers, atoms or coefficients are not those of the first one."""
-    if list(own) != list(first):
-        apart = sorted(set(own) ^ set(first)) or list(own)
+    if list(layers) != list(first):
+        apart = sorted(set(layers) ^ set(first)) or list(layers)
         raise ShapeError(f"{name!r} and {before!r} must have the same layers of atoms; they differ in {apart[0]!r}.")
-    for layer, (atoms, alpha) in own.items():
+    for layer, (atoms, alpha) in layers.items():
         D, A = first[layer]
         if atoms.shape != D.shape:
             raise ShapeError(

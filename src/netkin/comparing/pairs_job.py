@@ -47,7 +47,7 @@ class PairsJob:
         self.examples, self.passes, self.finished = examples, len(blocks), 0
         job.expect(name for block in blocks for name in groups_of(block.pairs, self.sample))
 
-    def compared(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
+    def comparisons_of(self, block: ModelBlock, shares: int, collect: Collect) -> list[Comparison]:
         """Return the comparisons of a block; what is missing is collected, share by share, and read."""
         groups = groups_of(block.pairs, self.sample)
         comparisons = {

@@ -66,7 +66,7 @@ class Need:
             if cost.bytes <= study.limit:
                 return kind, cost
         kind, cost = min(offers, key=lambda offer: offer[1].bytes)
-        refuse_over(study, cost.bytes, cost.what, cost.ways)
+        require_within(study, cost.bytes, cost.what, cost.advice)
         return kind, cost
 
 
@@ -142,8 +142,8 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     """Choose a collector for each need; refuse what does not fit the memory, naming the ways out."""
     offers = [need.chosen(study) for need in needs]
     total = sum(cost.bytes for _, cost in offers)
-    refuse_over(study, total, "the statistics")
-    refuse_over(study, total, "the statistics", limit=max(free_memory(study.device), LITTLE))
+    require_within(study, total, "the statistics")
+    require_within(study, total, "the statistics", limit=max(free_memory(study.device), LITTLE))
     why = {name: cost.words + cost.why for need, (_, cost) in zip(needs, offers, strict=True) for name in need.measures}
     return Plan(
         total, study.limit, tuple(f"{cost.words}: {format_bytes(cost.bytes)}" for _, cost in offers),
@@ -151,7 +151,7 @@ def make_plan(needs: Sequence[Need], study: Study) -> Plan:
     )  # fmt: skip
 
 
-def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int | None = None) -> None:
+def require_within(study: Study, size: int, what: str, advice: str = "", limit: int | None = None) -> None:
     """Refuse a size over the study's limit, or over what is free, naming the widest layer and the ways out."""
     most = study.limit if limit is None else limit
     if size <= most:
@@ -160,7 +160,7 @@ def refuse_over(study: Study, size: int, what: str, ways: str = "", limit: int |
     raise MemoryLimit(
         f"{what} need {format_bytes(size)} and {'the limit is' if limit is None else 'the free memory is'} "
         f"{format_bytes(most)}; the widest layer is {widest.name!r} of {widest.model!r} with {widest.width:,} "
-        f"features. Use {ways or CostEstimate.ways}, fewer `layers=`, "
+        f"features. Use {advice or CostEstimate.advice}, fewer `layers=`, "
         + ("fewer `chunks=` or `pairs=`, " if study.chunks else "")
         + "or a higher `memory=`.",
         argument="memory",
@@ -185,7 +185,7 @@ def aligned(sizes: Sequence[LayerSize], pairs: Pairs, study: Study) -> tuple[Ali
 # --- explaining -------------------------------------------------------------------------------------------------------
 
 
-def explained(
+def explain_plan(
     sizes: Sequence[LayerSize],
     measures: Sequence[Measure],
     pairs: Pairs,

@@ -14,17 +14,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin.arrays import as_tensor, resolution_of
 from netkin.errors import InvalidValue, ShapeError, UnknownName, did_you_mean
 from netkin.identity import Form, form_of, weights_digest
+from netkin.identity.data import contents
+from netkin.identity.weight_hash import weight_values
 from netkin.representations import Recorder, inference_mode_of, model_lock, model_precision, rows_of, shape_for
+from netkin.representations.activations import content_hashes, token_hashes
 from netkin.representations.batch_axis import FEW, LayerFacts
 from netkin.representations.filters import layer_weights
 from netkin.representations.gradients import Taps, Target
-from netkin.representations.inputs import Transform, length_if_known, require_finite_inputs
+from netkin.representations.inputs import Transform, device_of, length_if_known, require_finite_inputs
 from netkin.representations.layer_recorder import Recorded
 from netkin.representations.layer_weights import REMEDY, parts_of_computed_weights
 from netkin.representations.layers import (
@@ -32,15 +36,17 @@ from netkin.representations.layers import (
     choose,
     matching_names,
     modules,
-    refuse_lazy,
+    require_weights,
     split_call,
     unwrapped,
     whole_remark,
 )
-from netkin.representations.shapes import Shape
-from netkin.sources.datasets import load_data
+from netkin.representations.shapes import Shape, split_positions
+from netkin.sources.batches import Batches, OwnBatches
+from netkin.sources.datasets import is_to_load, load_data
 from netkin.sources.models import load_model
-from netkin.sources.names import numbered
+from netkin.sources.names import unique_names
+from netkin.sources.recordings import RecordedLayer, RecordedRows, names_recording, recorded
 from netkin.sources.weights import remark_on
 
 Tensors = Mapping[str, Tensor]
@@ -54,7 +60,7 @@ class ModelInput:
     `weights`, a state dict, there is no model.
 
     Args:
-        model: the model, or its name, or a mapping of layer names to arrays recorded before.
+        model: the model, or its name, or rows recorded before: an `nk.recorded`, or a mapping of layer names to arrays.
         data: a loader, an iterable of batches or one array of inputs, for this side alone.
         layers: which layers, as in `nk.layers`; by default those of the comparison.
         shape: what one example is; by default that of the comparison.
@@ -75,8 +81,10 @@ class ModelInput:
 
     def loaded(self, seed: int = 0) -> ModelInput:
         """Return it with its model and data loaded, where they are names; random weights are drawn from `seed`."""
-        model = load_model(self.model, seed=seed) if isinstance(self.model, str) else self.model
-        return replace(self, model=model, data=load_data(self.data) if isinstance(self.data, str) else self.data)
+        model = load_side(self.model, seed) if isinstance(self.model, str) else self.model
+        models = [self.model]
+        data = load_data(self.data, models=models) if is_to_load(self.data, models) else self.data
+        return replace(self, model=model, data=data)
 
     def side(self, name: str, exact: bool = False, keep: float = 0) -> Side:
         """Return what stands for it in a stream; see `ModelSide` for `exact` and `keep`."""
@@ -85,7 +93,7 @@ class ModelInput:
             side = WeightsSide(name, self.weights, self.layers)
         elif isinstance(self.model, nn.Module):
             side = ModelSide(name, self, exact, keep)
-        elif isinstance(self.model, Mapping):
+        elif isinstance(self.model, (Mapping, RecordedRows)):
             side = RecordedSide(name, self.model, self.layers, self.shape)
         else:
             raise InvalidValue(
@@ -96,6 +104,26 @@ class ModelInput:
             )
         side.data = self.data
         return side
+
+
+def with_own_data(models: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], Any]:
+    """Return models and data, where data that were made for each of several models are those of the models."""
+    if not isinstance(data, OwnBatches):
+        return dict(models), data
+    own = zip(models.items(), data.of, strict=True)
+    return {name: replace(source, data=batches) for (name, source), batches in own}, None
+
+
+def require_same_tokenizer(sides: Sequence[Side], shapes: Iterable[str]) -> None:
+    """Refuse to pair tokens of models that split texts in different ways."""
+    split_by = {data.split_by for data in (side.data for side in sides) if isinstance(data, Batches)}
+    if len(split_by) > 1 and any(split_positions(shape)[0] == "tokens" for shape in shapes):
+        raise InvalidValue(
+            "the models have different tokenizers, so that their tokens are not the same pieces of a text and do not "
+            "pair; take a shape with one row for each text, such as 'mean' or 'last'.",
+            argument="shape",
+            value="tokens",
+        )
 
 
 @dataclass(frozen=True)
@@ -180,8 +208,8 @@ class ModelSide(Side):
         self._room = keep
         self._digest = ""
         self._form: Form | None = None
-        _refuse_absent(source.device)
-        self.device = source.device or next(iter(_devices_of(self.model)))
+        _require_device(source.device)
+        self.device = source.device or device_of(self.model)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -195,7 +223,7 @@ class ModelSide(Side):
         remarks = {"random weights": random, "one layer": whole}
         return {
             "model": type(self.model).__name__,
-            "device": ", ".join(sorted(map(str, devices))),
+            "device": ", ".join(sorted({str(device) for device in devices})).replace("meta", "offloaded by accelerate"),
             **names,
             "precision": model_precision(self.model, exact=self._exact),
             "weights": self._digest,
@@ -256,18 +284,32 @@ class ModelSide(Side):
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         known = modules(self.model)
         if layers is None and not self.names_layers:
-            return {name: tensors for name, module in known.items() if (tensors := layer_weights(module))}
+            return {name: tensors for name in known if (tensors := self._layer_weights(name, known))}
         names = choose(self.model, self._source.layers) if layers is None else layers
-        return {name: layer_weights(known[split_call(name)[0]]) for name in names}
+        return {name: self._layer_weights(split_call(name)[0], known) for name in names}
+
+    def _layer_weights(self, layer: str, known: Mapping[str, nn.Module]) -> Tensors:
+        model, before = unwrapped(self.model), f"{layer}." if layer else ""
+        weights = layer_weights(known[layer])
+        return {name: weight_values(model, before + name, tensor) for name, tensor in weights.items()}
 
 
 class RecordedSide(Side):
-    """A mapping of layer names to arrays whose first axis is the examples; its batches are slices of them."""
+    """Rows that were recorded before, in arrays whose first axis is the examples, or in files.
+
+    Its batches are slices of the examples, or their places.
+    """
 
     def __init__(
-        self, name: str, arrays: Mapping[str, Any], layers: Spec = None, shape: Shape | Mapping[str, Shape] = None
+        self,
+        name: str,
+        arrays: Mapping[str, Any] | RecordedRows,
+        layers: Spec = None,
+        shape: Shape | Mapping[str, Shape] = None,
     ):
-        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in arrays):
+        self.recording = arrays if isinstance(arrays, RecordedRows) else None
+        known = list(arrays.layers if isinstance(arrays, RecordedRows) else arrays)
+        if hasattr(arrays, "_metadata") or any(str(layer).rpartition(".")[2] == "weight" for layer in known):
             raise InvalidValue(
                 f"{name!r} is a state dict, which holds weights, and not what layers gave for examples. Load it into "
                 "its model to compare what layers give; to compare weights, pass `nk.ModelInput(weights=...)` and a "
@@ -275,10 +317,14 @@ class RecordedSide(Side):
             )
         self.name, self._shape = name, shape
         self._reduce: Any = None
-        chosen = {layer: arrays[layer] for layer in _chosen(name, list(arrays), layers)}
-        self._arrays = {layer: as_tensor(array, f"{name}/{layer}") for layer, array in chosen.items()}
-        self._resolutions = {layer: resolution_of(chosen[layer], array) for layer, array in self._arrays.items()}
-        counts = {layer: len(array) if array.ndim else 0 for layer, array in self._arrays.items()}
+        chosen = _chosen(name, known, layers)
+        self._layers: dict[str, RecordedLayer | HeldLayer] = {
+            layer: arrays.layers[layer]
+            if isinstance(arrays, RecordedRows)
+            else HeldLayer.of(arrays[layer], f"{name}/{layer}")
+            for layer in chosen
+        }
+        counts = {layer: held.examples for layer, held in self._layers.items()}
         (first, n), (other, m) = (extreme(counts.items(), key=lambda item: item[1]) for extreme in (min, max))
         if n < m:
             raise ShapeError(
@@ -290,14 +336,20 @@ class RecordedSide(Side):
         self.examples = n
 
     @property
-    def origin(self) -> dict[str, Any]:
-        return {
-            "model": "recorded",
-            "device": ", ".join(sorted({str(array.device) for array in self._arrays.values()})),
-        }
+    def at_once(self) -> int | None:
+        """How many examples may be read at a time; None where they are in memory."""
+        return None if self.recording is None else self.recording.at_once
 
-    def length(self, batch: slice) -> int:
-        return int(batch.stop - batch.start)
+    @property
+    def origin(self) -> dict[str, Any]:
+        if self.recording is None:
+            devices = {str(held.device) for held in self._layers.values() if isinstance(held, HeldLayer)}
+            return {"model": "recorded", "device": ", ".join(sorted(devices))}
+        known = {what: self.recording.facts[what] for what in ("weights", "precision") if what in self.recording.facts}
+        return {"model": "recorded", "device": "cpu", "recording": self.recording.layout, **known}
+
+    def length(self, batch: slice | np.ndarray) -> int:
+        return len(_places(batch))
 
     @contextmanager
     def open(self, reads: Reads) -> Iterator[None]:
@@ -307,33 +359,96 @@ class RecordedSide(Side):
         self._reduce = reads.reduce
         yield
 
-    def learn(self, batch: slice) -> dict[str, LayerFacts]:
-        few, facts = slice(batch.start, min(batch.start + FEW[1], batch.stop)), {}
-        for layer, array in self._arrays.items():
-            rows, shape = self._rows(layer, few)
-            space = tuple(array.shape[2:]) if shape == "positions" else ()
-            size, resolution = tuple(rows.shape), self._resolutions[layer]
-            facts[layer] = LayerFacts(0, shape, size, rows.dtype, self.length(few), space, resolution)
+    def places(self, batch: Any, numbers: np.ndarray) -> np.ndarray:
+        """Return where the examples of a batch of data are, which have these numbers."""
+        if self.recording is None or not self.recording.pairs_with_data:
+            raise InvalidValue(
+                f"a model and the recorded rows of {self.name!r} can't be compared: nothing tells whether they saw the "
+                "same examples. Record with `nk.activations(save=)`, or give the files `ids` that are the examples' "
+                "numbers; or record both."
+            )
+        return self.recording.places_of(numbers, token_hashes(batch), content_hashes(batch, len(numbers)))
+
+    def learn(self, batch: slice | np.ndarray) -> dict[str, LayerFacts]:
+        few, facts = _places(batch)[: FEW[1]], {}
+        for layer, held in self._layers.items():
+            rows, shape, _ = self._rows(layer, few)
+            space = tuple(held.shape[1:]) if shape == "positions" else ()
+            facts[layer] = LayerFacts(0, shape, tuple(rows.shape), rows.dtype, len(few), space, held.resolution)
         return facts
 
-    def read(self, batch: slice) -> Recorded:
-        rows = {layer: self._rows(layer, batch)[0] for layer in self._arrays}
-        if self._reduce is not None:
-            rows = {layer: self._reduce(self.name, layer, matrix, None) for layer, matrix in rows.items()}
-        return Recorded(rows)
+    def read(self, batch: slice | np.ndarray) -> Recorded:
+        rows, valid = dict[str, Any](), dict[str, Tensor]()
+        for layer in self._layers:
+            matrix, shape, mask = self._rows(layer, _places(batch))
+            if shape == "tokens" and mask is not None:
+                valid[layer] = mask
+            rows[layer] = matrix if self._reduce is None else self._reduce(self.name, layer, matrix, valid.get(layer))
+        return Recorded(rows, valid=valid)
 
-    def _rows(self, layer: str, batch: slice) -> tuple[Tensor, str]:
+    def _rows(self, layer: str, places: np.ndarray) -> tuple[Tensor, str, Tensor | None]:
+        output, mask = self._layers[layer].read(places)
         try:
-            return rows_of(self._arrays[layer][batch], shape_for(layer, self._shape))
+            output = output if output.is_floating_point() else as_tensor(output, f"{self.name}/{layer}")
+            rows, shape = rows_of(output, shape_for(layer, self._shape), mask)
         except ShapeError as fault:
             raise ShapeError(f"layer {layer!r} of {self.name!r}: {fault}") from fault
+        return rows, shape, mask
 
-    def content(self, batch: slice) -> dict[str, Tensor]:
-        """Return the rows of a batch, which identify its examples."""
-        return {f"layer {layer}": array[batch] for layer, array in self._arrays.items()}
+    def content(self, batch: slice | np.ndarray) -> dict[str, Tensor]:
+        """Return what identifies the examples of a batch: their rows, or of sequences hashes of these."""
+        found = {}
+        for layer, held in self._layers.items():
+            rows, mask = held.read(_places(batch))
+            if mask is not None:  # how far a batch is padded is no matter
+                each = [contents(row[valid][None], 1) for row, valid in zip(rows, mask, strict=True)]
+                rows = torch.cat(each)
+            found[f"layer {layer}"] = rows
+        return found
 
     def require_finite_inputs(self, batch: Any, number: int) -> None:
         """Nothing: what was recorded is itself what is looked at."""
+
+
+@dataclass(frozen=True)
+class HeldLayer:
+    """Rows of a layer that are in memory."""
+
+    array: Tensor
+    resolution: float
+
+    @classmethod
+    def of(cls, array: Any, name: str) -> HeldLayer:
+        """Return what an array holds, as floating numbers."""
+        tensor = as_tensor(array, name)
+        return cls(tensor, resolution_of(array, tensor))
+
+    @property
+    def examples(self) -> int:
+        return len(self.array) if self.array.ndim else 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.array.device
+
+    def read(self, places: np.ndarray) -> tuple[Tensor, None]:
+        """Return the examples at these places; those that lie one behind the other are no copy."""
+        start, stop = int(places[0]), int(places[-1]) + 1
+        is_run = stop - start == len(places) and bool((np.diff(places) == 1).all())
+        return self.array[start:stop] if is_run else self.array[torch.from_numpy(places).to(self.device)], None
+
+
+def _places(batch: slice | np.ndarray) -> np.ndarray:
+    return np.arange(batch.start, batch.stop) if isinstance(batch, slice) else batch
+
+
+def load_side(text: str, seed: int = 0) -> Any:
+    """Return what a text names: a recording, or a model, whose random weights are drawn from `seed`."""
+    return recorded(text) if names_recording(text) else load_model(text, seed=seed)
 
 
 class WeightsSide(Side):
@@ -348,11 +463,11 @@ class WeightsSide(Side):
         devices = ", ".join(sorted({str(tensor.device) for tensor in self._tensors.values()}))
         return {"model": "weights", "device": devices, "weights": weights_digest(self._tensors)}
 
-    def refuse_data(self, *_: Any, **__: Any) -> NoReturn:
+    def require_no_data(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse what needs data to be run."""
         raise InvalidValue(f"{self.name!r} is a set of weights, which can't be run; pass the model for other measures.")
 
-    open = learn = read = refuse_data
+    open = learn = read = require_no_data
 
     def weights(self, layers: Sequence[str] | None = None) -> dict[str, Tensors]:
         for weight, parts in parts_of_computed_weights(self._tensors).items():
@@ -401,7 +516,7 @@ def _devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
 
 
-def _refuse_absent(device: torch.device | str | None) -> None:
+def _require_device(device: torch.device | str | None) -> None:
     try:
         torch.zeros(1, device=device).item()  # which the device 'meta' does not give
     except Exception as fault:  # torch says it in several ways
@@ -413,15 +528,17 @@ def _refuse_absent(device: torch.device | str | None) -> None:
 
 @contextmanager
 def on_device(model: nn.Module, device: torch.device | str | None) -> Iterator[None]:
-    """Move a model to `device` while the `with` lasts."""
-    _refuse_absent(device)
+    """Move a model to `device` while the `with` lasts; one that accelerate has offloaded runs where it is."""
+    _require_device(device)
     homes = _devices_of(model)
-    if any(hasattr(module, "_hf_hook") for module in model.modules()) and torch.device("meta") in homes:
+    require_weights(model)
+    if device is not None and torch.device("meta") in homes:
         raise InvalidValue(
-            "the model is offloaded by accelerate, so that weights are fetched when a layer runs; "
-            "load it with a `device_map` that keeps all of it on devices."
+            f"the model is offloaded by accelerate, which fetches weights when a layer runs, so it can't be moved to "
+            f"{str(device)!r}; leave `device` out to run it where it is.",
+            argument="device",
+            value=str(device),
         )
-    refuse_lazy(model)
     if device is None or homes == {torch.device(device)}:
         yield
         return
@@ -445,5 +562,5 @@ def named_models(models: Any) -> dict[str, Any]:
         raise InvalidValue(f"`models` must be a mapping from names to models, or a list; got {got}.", argument="models")
     listed = list(models)
     if listed and all(isinstance(model, str) for model in listed):
-        return dict(zip(numbered(listed), listed, strict=True))
+        return dict(zip(unique_names(listed), listed, strict=True))
     return {str(place): model for place, model in enumerate(listed)}

@@ -70,6 +70,12 @@ class Spec:
         "what one example is; by default pool for feature maps and mean for tokens.",
         "a mapping gives it by layer or glob.",
     )
+    positions: str | None = option(
+        None,
+        "which tokens of each sequence count, as a slice of them without padding: 1: leaves out the first of each, "
+        "1:-1 the last as well; by default all.",
+        'that is a text, such as "1:".',
+    )
     resize: str | None = option(
         None,
         "average larger feature maps down to the smaller size, with the shape positions or dft.",
@@ -103,13 +109,17 @@ class Spec:
             object.__setattr__(self, "part", parse_part(self.part))
         object.__setattr__(self, "pairs", checked_pairs(self.pairs))
         self._check_numbers()
+        if self.positions is not None:
+            from netkin.representations.shapes import with_positions
+
+            object.__setattr__(self, "shape", with_positions(self.shape, self.positions))
         self._check_shape()
         if not (
             isinstance(self.names, (tuple, list))
             and len(self.names) == 2
             and all(isinstance(name, str) for name in self.names)
         ):
-            self._refuse("names", "must be two texts")
+            self._fail("names", "must be two texts")
 
     def _check_numbers(self) -> None:
         for name, least, meaning in (
@@ -120,14 +130,14 @@ class Spec:
         ):
             value = getattr(self, name)
             if value is not None and not _is_whole(value, least):
-                self._refuse(name, f"{meaning}, {least} or more")
+                self._fail(name, f"{meaning}, {least} or more")
         if not _is_whole(self.seed):
-            self._refuse("seed", "is a whole number")
+            self._fail("seed", "is a whole number")
         if self.errors and not _is_whole(self.chunks, 2):
-            self._refuse("chunks", "is the number of chunks for standard errors, 2 or more")
+            self._fail("chunks", "is the number of chunks for standard errors, 2 or more")
         memory: Any = self.memory
         if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not float(memory) > 0):
-            self._refuse("memory", "is a number of bytes, such as 2e9")
+            self._fail("memory", "is a number of bytes, such as 2e9")
 
     def _check_shape(self) -> None:
         from netkin.representations.shapes import dft, positions, shape_name  # which need torch
@@ -138,7 +148,7 @@ class Spec:
             sentence = f"`resize` goes with shape='positions' or shape='dft'; got shape={self.shape!r}."
             raise InvalidValue(sentence, argument="resize", value=self.resize)
         shapes = [shape_name(shape) for shape in self.shape.values()] if isinstance(self.shape, Mapping) else []
-        several = next((shape for shape in shapes if shape in ("positions", "tokens")), None)
+        several = next((shape for shape in shapes if shape.partition("[")[0] in ("positions", "tokens")), None)
         if "dft" in shapes and several:
             raise InvalidValue(
                 f"with 'dft' every layer must give one row per example, and {several!r} gives several; "
@@ -146,7 +156,7 @@ class Spec:
                 argument="shape",
             )
 
-    def _refuse(self, name: str, meaning: str) -> None:
+    def _fail(self, name: str, meaning: str) -> None:
         value = getattr(self, name)
         raise InvalidValue(f"`{name}` {meaning}; got {value!r}.", argument=name, value=value)
 
@@ -194,6 +204,7 @@ class Options(TypedDict, total=False):
     part: str | tuple[int, int] | None
     start: int | None
     shape: Shape | Mapping[str, Shape]
+    positions: str | None
     resize: str | None
     memory: float | None
     rows: int | None

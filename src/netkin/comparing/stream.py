@@ -47,7 +47,7 @@ class Doubt:
         # asked for later, the answer would wait for all that the device has been given until then
         self._sent = torch.cuda.current_stream(finite.device).record_event()
 
-    def settle(self) -> None:
+    def require_finite(self) -> None:
         """Refuse the batch if it holds NaN or Inf."""
         self._sent.synchronize()
         if not bool(self._finite):
@@ -108,6 +108,13 @@ def make_batch(
         outputs: logits and labels by model.
         **fields: further fields of the batch.
     """
+    for key, kept in layers.items():
+        if not kept.length and sizes[key].kind == "tokens":
+            raise InvalidValue(
+                f"layer {name_of(key)!r} gave no token for a batch ({sizes[key].shape}): all its sequences are shorter "
+                "or masked; leave them out, or take larger batches.",
+                argument="positions",
+            )
     watched = [kept.rows if kept.witness is None else kept.witness for kept in layers.values()]
     watched += [rows for at_layers in gradients.values() for rows in at_layers.values()]
     watched += [logits for logits, _ in outputs.values()]
@@ -115,7 +122,7 @@ def make_batch(
     doubt = Doubt(finite, locate) if finite.is_cuda else None
     if doubt is None and not bool(finite):
         locate()
-    lengths = {key: kept.length for key, kept in layers.items() if sizes[key].shape in ONE_ROW}
+    lengths = {key: kept.length for key, kept in layers.items() if sizes[key].kind in ONE_ROW}
     if len(set(lengths.values())) > 1:
         (a, n), (b, m) = (extreme(lengths.items(), key=lambda item: item[1]) for extreme in (min, max))
         raise ShapeError(
@@ -124,13 +131,13 @@ def make_batch(
         )
     count = next(iter(lengths.values()), None) or known or min(kept.length for kept in layers.values())
     if valid:
-        _refuse_unpaired_tokens(valid)
+        _require_paired_tokens(valid)
     return Batch(
         numbers(count), layers, doubt, **{"count": count} | fields, valid=valid, gradients=gradients, outputs=outputs
     )
 
 
-def _refuse_unpaired_tokens(valid: Mapping[Key, Tensor]) -> None:
+def _require_paired_tokens(valid: Mapping[Key, Tensor]) -> None:
     """Refuse masks by which as many rows belong to other examples, which would be paired by their order alone."""
     masks = list({id(mask): (key, mask) for key, mask in valid.items()}.values())
     for (a, mask), (b, other) in combinations(masks, 2):

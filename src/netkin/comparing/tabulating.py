@@ -16,7 +16,7 @@ from netkin.comparing.cut_errors import CutMargins, reason_of_one
 from netkin.errors import NetkinError, NoValue
 from netkin.measures.cuts import Cut
 from netkin.measures.registry import Measure, value_of
-from netkin.progress import Interruption, reported
+from netkin.progress import Interruption, with_progress
 from netkin.results import Comparison, Values
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.labels import NOT_ASKED
@@ -24,6 +24,9 @@ from netkin.results.values import Pair, jackknife_error
 from netkin.settings import exact_products
 from netkin.statistics.collector import READ, Collector, Key
 from netkin.statistics.decompositions import one_thread
+from netkin.statistics.massive import caveats_of_tokens
+from netkin.statistics.moments import Moments
+from netkin.statistics.sequence_rows import Sequences
 
 FEWEST_SEQUENCES = 20  # from which tokens get standard errors
 INTERRUPTED = "interrupted before this pair was reached"
@@ -60,7 +63,7 @@ def _replicate(comparer: Comparer, several: Sequence[Tables]) -> None:
     for tables in several:
         tables.open_replicates()
     most = max((len(table.sizes) for tables in several for table in tables.of_measures), default=0)
-    for chunk in reported(range(most), "leaving out", "chunks"):
+    for chunk in with_progress(range(most), "leaving out", "chunks"):
         for collector in comparer.every():  # what was computed with all chunks, or without another one
             collector.clear_cache()
         for tables in several:
@@ -107,7 +110,7 @@ class Tables:
         tables = [table for table in self.of_measures if without is None or any(table.sizes[without : without + 1])]
         pairs = self._prepared(tables, without)
         if without is None:
-            pairs = reported(pairs, "measuring", "pairs", total=len(self.wanted))
+            pairs = with_progress(pairs, "measuring", "pairs", total=len(self.wanted))
         with torch.no_grad(), exact_products():
             for x, y, read in pairs:
                 for table in tables:
@@ -126,7 +129,7 @@ class Tables:
             pair = self._read(table, x, y, read, without)
             with one_thread(getattr(pair, "is_small", False)):
                 if without is None:
-                    self.caveats += measure.caveats(pair)
+                    self.caveats += [*measure.caveats(pair), *self._of_tokens(measure, pair, x, y)]
                 values[place], cut = _value_and_cut(measure, pair)
                 if without is None and cut is not None and self.comparer.study.chunks:
                     table.cuts[x, y] = CutMargins(cut, pair, self.comparer.study.chunks)
@@ -143,6 +146,18 @@ class Tables:
                 table.jumps.add((x, y))
         elif without is None and hasattr(pair, "ranks") and (ranks := pair.ranks(measure.facts)) is not None:
             self.ranks["a"][x], self.ranks["b"][y] = ranks
+
+    def _of_tokens(self, measure: Measure, pair: Any, x: str, y: str) -> list[Caveat]:
+        """Return why CKA of two layers of tokens may be high for a few channels, or for the first tokens alone."""
+        keys = (self.a, x), (self.b, y)
+        of_tokens = all(self.comparer.alignment.given[key].kind == "tokens" for key in keys)
+        if not (
+            of_tokens
+            and isinstance(pair, (Moments, Sequences))
+            and (measure.facts.debiased_as or measure.facts.debiases)
+        ):
+            return []
+        return caveats_of_tokens(keys[0], pair.x, keys[1], pair.y, self.comparer.firsts)
 
     def _is_mirrored(self, measure: Measure) -> bool:
         """Return whether one value serves both orders of a pair."""
@@ -285,7 +300,7 @@ class Tables:
         if not self.comparer.study.chunks:
             return {}
         layers = [layer for model in (self.a, self.b) for layer in self.comparer.layers[model]]
-        if self.comparer.examples < FEWEST_SEQUENCES and any(layer.shape == "tokens" for layer in layers):
+        if self.comparer.examples < FEWEST_SEQUENCES and any(layer.kind == "tokens" for layer in layers):
             reason = (
                 f"tokens of one sequence are not independent, and {self.comparer.examples:,} sequences are too few for "
                 f"a standard error; take {FEWEST_SEQUENCES} or more"

@@ -15,7 +15,7 @@ from netkin.identity.data import PLAIN, DataDigest, UnorderedDigest
 from netkin.identity.form import COMPARE, Form, form_difference, form_of, forms_by_name, state_noted
 from netkin.identity.texts import function_digest, settings_digest, source_digest
 from netkin.identity.weight_hash import weights_digest
-from netkin.progress import command, commanded
+from netkin.progress import as_command, command
 
 __all__ = [
     "COMPARE",
@@ -85,7 +85,7 @@ def with_call(function: Function) -> Function:
         if not bound:
             return function(*arguments, **keywords)
         shown = {key: value for key, value in list(bound.items())[is_method:] if key not in WITHOUT_EFFECT}
-        with commanded(described_call(name, **shown)):
+        with as_command(described_call(name, **shown)):
             return function(*arguments, **keywords)
 
     return cast("Function", called)

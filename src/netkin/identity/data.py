@@ -30,7 +30,8 @@ class DataDigest:
 
     An example's hash is that of its content and its number, and the digest is the sum of them modulo 2⁶⁴; so parts
     can be digested apart and merged. Another order of examples, another precision or any other bit gives another
-    digest; contents padded to the longest of a batch depend on the batch. An example that comes twice is refused.
+    digest. Tokens that an `attention_mask` leaves out at the end count as none, so that the length to which a batch is
+    padded on the right does not matter; padding on the left does. An example that comes twice is refused.
 
     Content: each array of the batch that is as long as it, seen as 32-bit words w, gives Σ wᵢ cᵢ with constants of its
     own, taken from its place in the batch, its dtype and its shape. (Words of 64 bits would lose their signs in pairs.)
@@ -168,7 +169,8 @@ def contents(batch: Any, length: int, labels: bool = False) -> Tensor:
     """Return the hashes of the contents of a batch's `length` examples, an int64 vector on the arrays' device."""
     leaves = dict(_leaves(batch if labels else _drop_labels(batch)))
     rows = {path: leaf for path, leaf in leaves.items() if _has_rows(leaf, length)}
-    parts = [_hashes(path, _rows_of(leaf, path)) for path, leaf in rows.items()]
+    mask = next((_rows_of(leaf, path) for path, leaf in rows.items() if path.endswith("/attention_mask")), None)
+    parts = [_hashes(path, _rows_of(leaf, path), mask) for path, leaf in rows.items()]
     if not parts:
         raise ShapeError(
             f"the batch, of type {type(batch).__name__}, holds no array of {length:,} examples, as many as there are "
@@ -194,10 +196,17 @@ def mixed(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
-def _hashes(key: str, tensor: Tensor) -> Tensor:
-    """Return the hash of each row of an array, whose constants follow from `key`, its dtype and its shape."""
+def _hashes(key: str, tensor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the hash of each row of an array, whose constants follow from `key`, its dtype and its shape.
+
+    Of whole numbers for each token those count that the mask leaves in: the others are zeros, which add nothing, and
+    the length of the rows does not count.
+    """
+    shape: tuple[int, ...] = tuple(tensor.shape[1:])
+    if mask is not None and mask.ndim == 2 and tensor.shape == mask.shape and not tensor.is_floating_point():
+        tensor, shape = torch.where(mask.to(tensor.device) != 0, tensor, torch.zeros_like(tensor)), ()
     words = words_of(tensor)
-    key = f"{key} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape[1:])}"
+    key = f"{key} {str(tensor.dtype).removeprefix('torch.')} {shape}"
     start, constants = _constants(key, words.shape[1], tensor.device)
     step = max(1, AT_ONCE.get(tensor.device.type, 2**24) // max(1, words.shape[1]))
     return torch.cat([(part * constants).sum(1) for part in words.split(step)]) + start

@@ -21,6 +21,7 @@ from netkin.identity.weight_hash import without_wrappers
 OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_is_torch_compile", "_compile_kwargs", "_compiled_call_impl"})
 OF_EVERY_MODULE |= {"_hf_hook", "_old_forward", "hf_device_map", "name_or_path"}
 OF_PLACES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})  # of a config: where it came from
+MOVES = frozenset({"npu", "xpu", "mlu", "sdaa", "musa", "hpu"})  # methods that move a model elsewhere
 LONGEST = 80  # characters of a value that is kept as it is
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
@@ -175,7 +176,10 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         is_weights = isinstance(value, list) and any(isinstance(part, nn.Parameter) for part in value)
         is_device = isinstance(value, (str, torch.device)) and _DEVICE.fullmatch(str(value))
-        is_fetching = name == "forward" and "_old_forward" in vars(module)  # accelerate has replaced it
+        # accelerate has replaced these, so that weights are fetched, and a model that it has spread is not moved
+        is_fetching = (name == "forward" and "_old_forward" in vars(module)) or (
+            "hf_device_map" in vars(module) and callable(value) and (name in MOVES or hasattr(nn.Module, name))
+        )
         if not (name in OF_EVERY_MODULE or is_weights or is_device or is_fetching):
             yield name, value
     yield from ((name, module._buffers[name]) for name in sorted(module._non_persistent_buffers_set))

@@ -18,6 +18,12 @@ from netkin.errors import InvalidValue
 from netkin.identity.data import AT_ONCE, GAMMA, mixed, words_of
 
 LAZY = "is a lazy module without weights yet; run the model once on your own data first, which draws them."
+SHARDED = (
+    "is sharded over several processes (FSDP or tensor parallel), so that each holds a piece and the model runs only "
+    "if all run at once; load the full weights in each process, as `get_model_state_dict` of "
+    "`torch.distributed.checkpoint.state_dict` gives them with `full_state_dict=True`, or load the model once with "
+    "`device_map`, which puts it on the devices of one process."
+)
 BLOCK = 2**13  # words that share one key; the coefficients of a block stay in the processor's cache
 LANES = 2  # sums of 64 bits each
 SHORT = 256  # tensors of less than a block that are read together
@@ -28,8 +34,9 @@ def weights_digest(weights: nn.Module | Mapping[str, Tensor], precision: torch.d
     """Return a text of 32 hex digits that changes with any weight: names, shapes, precisions and all bits.
 
     Of a model, parameters and persistent buffers count, wherever they lie, also offloaded ones; a wrapper of torch
-    (`DataParallel`, `DistributedDataParallel`, `torch.compile`) does not. With `precision` floating weights are
-    rounded to it first, so that a model and its copy in that precision have the same digest.
+    (`DataParallel`, `DistributedDataParallel`, `torch.compile`) does not. Of a quantised weight its codes, scales and
+    zero points count. With `precision` floating weights are rounded to it first, so that a model and its copy in that
+    precision have the same digest.
 
     The hash is multilinear (Lemire & Kaser, "Strongly universal string hashing is fast", 2014): 32-bit words w give
     Σ k c w modulo 2⁶⁴, in two lanes, with odd constants c of the word's place in its block and k of the block, which
@@ -87,14 +94,12 @@ def _tensors(weights: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, T
     """Yield the name, the dense values and the place in memory of each tensor."""
     model = without_wrappers(weights) if isinstance(weights, nn.Module) else None
     state: Mapping[str, Any] = weights if model is None else model.state_dict()  # type: ignore[assignment]
-    for name, tensor in state.items():
-        if not isinstance(tensor, Tensor):  # what a module adds by `get_extra_state` belongs to its form
-            continue
+    for name, tensor in (part for entry in state.items() for part in _dense_parts(*entry)):
         storage: Any = object()
         if is_lazy(tensor):
             raise InvalidValue(f"layer {name.rpartition('.')[0]!r} {LAZY}")
         if tensor.is_meta and model is not None:
-            tensor = _offloaded(model, name, tensor)
+            tensor = offloaded_weight(model, name, tensor)
         elif tensor.layout == torch.strided and not tensor.is_nested and tensor.numel():
             is_view = tensor.is_conj(), tensor.is_neg(), tensor.is_quantized
             storage = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), is_view
@@ -107,16 +112,48 @@ def _tensors(weights: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, T
             yield name, tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense(), storage
 
 
-def _offloaded(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a weight from where a hook of accelerate keeps it while its layer does not run."""
-    for place, module in model.named_modules():
-        hook, inside = getattr(module, "_hf_hook", None), name.startswith(f"{place}." if place else "")
-        for keeper in (hook, *getattr(hook, "hooks", ())) if inside else ():
-            try:
-                return keeper.weights_map[name[len(place) + bool(place) :]]
-            except (AttributeError, KeyError, TypeError):  # this hook keeps no weights, or others
-                continue
+def _dense_parts(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the plain tensors of an entry of a state dict: those that a quantised weight, or a tuple, is made of."""
+    if isinstance(value, (tuple, list)):  # weight and bias of a quantised layer of torch
+        for place, part in enumerate(value):
+            yield from _dense_parts(f"{name}[{place}]", part)
+    elif isinstance(value, Tensor):  # what else a module adds by `get_extra_state` belongs to its form
+        if type(value).__name__ == "DTensor":
+            raise InvalidValue(f"weight {name!r} {SHARDED}")
+        if hasattr(value, "__tensor_flatten__") and not value.is_nested:  # a tensor that is made of others
+            for inner in value.__tensor_flatten__()[0]:
+                yield from _dense_parts(f"{name}.{inner}", getattr(value, inner))
+        else:
+            yield name, value
+
+
+def weight_values(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return the values of a weight, wherever they lie; where it is made of codes and scales, what these stand for."""
+    tensor = offloaded_weight(model, name, tensor)
+    is_quantised = type(tensor).dequantize is not Tensor.dequantize
+    return tensor.dequantize() if is_quantised else tensor
+
+
+def offloaded_weight(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight from where a hook of accelerate keeps it while its layer does not run; else as it is."""
+    for rest, kept in offloaded_to(model, name) if tensor.is_meta else ():
+        try:
+            return kept[rest]
+        except KeyError:  # this hook keeps others
+            continue
     return tensor
+
+
+def offloaded_to(model: nn.Module, name: str) -> list[tuple[str, Any]]:
+    """Return the maps in which hooks of accelerate may keep a weight, each with the name of the weight there."""
+    module: nn.Module | None = model
+    found, path = list[tuple[str, Any]](), name.split(".")
+    for depth, part in enumerate(path):
+        hook = getattr(module, "_hf_hook", None)
+        maps = (getattr(keeper, "weights_map", None) for keeper in (hook, *getattr(hook, "hooks", ())))
+        found += [(".".join(path[depth:]), kept) for kept in maps if kept is not None]
+        module = None if module is None else module._modules.get(part)
+    return found
 
 
 def _words(tensor: Tensor) -> Tensor:

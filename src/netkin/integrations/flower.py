@@ -32,7 +32,7 @@ from netkin.applications.federated.local_training import (
     local_recipe,
     state_of,
 )
-from netkin.errors import InvalidValue, needed, require_at_least
+from netkin.errors import InvalidValue, import_optional, require_at_least
 from netkin.results.federation import RoundRecord
 from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
@@ -71,7 +71,7 @@ def client_app(
         seed: from which the order of the examples follows.
         **settings: settings of the recipe.
     """
-    made = needed("flwr.clientapp", "flower", "`client_app`").ClientApp()
+    made = import_optional("flwr.clientapp", "flower", "`client_app`").ClientApp()
     node = _Node(model, data, test, _plan(model, algorithm, coefficients, head), local_recipe(recipe, settings),
                  prox, head_epochs, seed)  # fmt: skip
     made.train()(node.train)
@@ -104,7 +104,7 @@ def federation_strategy(
         nodes: for how many nodes a round waits at least.
         evaluates: whether clients report their accuracy after each round; their app must have `test`.
     """
-    base = needed("flwr.serverapp.strategy", "flower", "`federation_strategy`").FedAvg
+    base = import_optional("flwr.serverapp.strategy", "flower", "`federation_strategy`").FedAvg
     require_fraction(client_fraction)
     require_at_least(1, nodes=nodes)
     plan = _plan(model, algorithm, coefficients, head)
@@ -247,7 +247,7 @@ def _plan(model: nn.Module, algorithm: str, coefficients: str | None, head: str 
 
 
 def _app() -> Any:
-    return needed("flwr.app", "flower", "a federation")
+    return import_optional("flwr.app", "flower", "a federation")
 
 
 def _reply(message: Any, client: str, fault: str, weights: StateDict, numbers: Mapping[str, Any]) -> Any:

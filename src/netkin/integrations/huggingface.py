@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.dynamics.recorder import read
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import FileError, InvalidValue, needed
+from netkin.errors import FileError, InvalidValue, import_optional
 from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
 
 DYNAMICS, FREEZING, SPARSITY = "dynamics.netkin", "freezing.pt", "sparsity_loss.json"  # beside each checkpoint
@@ -85,7 +85,7 @@ class _FreezingEvents(LateFreezing):
     """Freezes groups of layers while the Trainer trains."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        _refuse_waiting(args, model)
+        _require_unused_allowed(args, model)
         freezing, saved = self.begin(model, state.max_steps), _checkpoint_file(args, state, FREEZING)
         if saved.exists():
             freezing.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
@@ -131,10 +131,10 @@ class _SparsityEvents:
             )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._refuse_unused()
+        self._require_used_loss()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._refuse_unused()
+        self._require_used_loss()
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         path = _checkpoint_file(args, state, SPARSITY)
@@ -167,7 +167,7 @@ class _SparsityEvents:
     def _use(self, gradient: Tensor) -> None:
         self._unused = False
 
-    def _refuse_unused(self) -> None:
+    def _require_used_loss(self) -> None:
         if self._unused:
             raise InvalidValue(
                 "the Trainer does not use the loss that the model returns, to which the CKA sparsity loss was added; "
@@ -183,11 +183,11 @@ def _checkpoint_file(args: Any, state: Any, name: str) -> Path:
 @functools.cache
 def _class(name: str, events: type, what: str) -> Any:
     """Return the class of a callback, made when it is used."""
-    base = needed("transformers", "hf", what).TrainerCallback
+    base = import_optional("transformers", "hf", what).TrainerCallback
     return type(name, (events, base), {"__module__": __name__, "__doc__": events.__doc__})
 
 
-def _refuse_waiting(args: Any, model: Any) -> None:
+def _require_unused_allowed(args: Any, model: Any) -> None:
     """Refuse several processes whose wrapper would wait for the gradients of frozen parameters."""
     looks = args.ddp_find_unused_parameters
     if looks is None:  # the Trainer's own default

@@ -14,7 +14,7 @@ from torch import nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.sparsity import CKASparsityLoss
-from netkin.errors import InvalidValue, MissingExtra, UnknownName, needed
+from netkin.errors import InvalidValue, MissingExtra, UnknownName, import_optional
 from netkin.integrations.training_loops import LateFreezing, LateRecorder, with_term
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -189,10 +189,10 @@ def _packages(what: str) -> tuple[str, ...]:
     if imported:
         return imported
     try:
-        needed(PACKAGES[0], "lightning", what)
+        import_optional(PACKAGES[0], "lightning", what)
     except MissingExtra as missing:
         try:
-            needed(PACKAGES[1], "lightning", what)
+            import_optional(PACKAGES[1], "lightning", what)
         except MissingExtra:
             raise missing from None
         return PACKAGES[1:]
@@ -202,7 +202,7 @@ def _packages(what: str) -> tuple[str, ...]:
 @functools.cache
 def _class(name: str, hooks: type, packages: tuple[str, ...]) -> Any:
     """Return the class of a callback, which each of the packages takes for its own; checkpoints know it by its name."""
-    bases = [needed(package, "lightning", name).Callback for package in packages]
+    bases = [import_optional(package, "lightning", name).Callback for package in packages]
     return type(name, (hooks, *bases), {"__module__": __name__, "__doc__": hooks.__doc__})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from netkin.applications.dynamics import DynamicsRecorder
 from netkin.applications.freezing import FreezeTraining
-from netkin.errors import InvalidValue, UnknownName, needed
+from netkin.errors import InvalidValue, UnknownName, import_optional
 
 
 class LateRecorder:
@@ -33,25 +33,25 @@ class LateRecorder:
         self.recorder.logs += logs
         self.recorder.load_state_dict(state)
         self.recorder.forget(after=step)
-        self.look(step)
+        self.probe_once(step)
 
     def step(self, step: int) -> None:
         """Probe after an optimizer step, if `every` counts steps and it is time."""
         if self.options.get("every") is not None:
-            self.look(step, anyway=False)
+            self.probe_once(step, anyway=False)
 
     def epoch(self, step: int) -> None:
         """Probe after an epoch, unless `every` counts steps."""
         if self.options.get("every") is None:
-            self.look(step)
+            self.probe_once(step)
 
     def end(self, step: int) -> None:
         """Probe a last time, and finish the logs."""
-        self.look(step)
+        self.probe_once(step)
         if self.recorder is not None:
             self.recorder.finish()
 
-    def look(self, step: int, anyway: bool = True) -> None:
+    def probe_once(self, step: int, anyway: bool = True) -> None:
         """Probe unless this step has been probed: several batches may make one step."""
         if self.recorder is not None and step not in self.recorder.steps[-1:]:
             self.recorder.probe(step, anyway=anyway)
@@ -120,9 +120,11 @@ class TensorBoardLog:
 
     def __init__(self, writer: Any, *, prefix: str = "netkin", figure: bool = True):
         if isinstance(writer, (str, os.PathLike)):
-            writer = needed("torch.utils.tensorboard", "tensorboard", "TensorBoardLog").SummaryWriter(os.fspath(writer))
+            writer = import_optional("torch.utils.tensorboard", "tensorboard", "TensorBoardLog").SummaryWriter(
+                os.fspath(writer)
+            )
         if figure:
-            needed("matplotlib", "figures", "a figure in TensorBoard")
+            import_optional("matplotlib", "figures", "a figure in TensorBoard")
         self.writer, self.prefix, self.figure = writer, prefix, figure
 
     def __call__(self, step: int, values: dict[str, float]) -> None:
@@ -147,10 +149,10 @@ class MlflowLog:
     """
 
     def __init__(self, run_id: str | None = None, *, prefix: str = "netkin", figure: bool = True):
-        mlflow = needed("mlflow", "mlflow", "MlflowLog")
-        self._entities = needed("mlflow.entities", "mlflow", "MlflowLog")
+        mlflow = import_optional("mlflow", "mlflow", "MlflowLog")
+        self._entities = import_optional("mlflow.entities", "mlflow", "MlflowLog")
         if figure:
-            needed("matplotlib", "figures", "a figure in MLflow")
+            import_optional("matplotlib", "figures", "a figure in MLflow")
         active = mlflow.active_run()
         if run_id is None and active is None:
             raise InvalidValue("no MLflow run is active; call `mlflow.start_run()` first, or pass `run_id=`.")

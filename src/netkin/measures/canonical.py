@@ -279,7 +279,7 @@ def gulp(moments: Moments, *, ridge: float = 1e-2) -> Tensor:
     leading directions alone; a small one is nearer to CCA.
     """
     if not 0 < ridge < math.inf:
-        raise InvalidValue(f"`ridge` must be above 0; got {ridge}.")
+        raise InvalidValue(f"`ridge` must be above 0; got {ridge}.", argument="ridge")
     if not moments.needs_gradient:
         (x, x_own), (y, y_own) = (_ridge_weights(side, ridge) for side in (moments.x, moments.y))
         mixed = (x.unsqueeze(-2) @ moments.principal.abs().square() @ y.unsqueeze(-1)).sum()
@@ -327,9 +327,11 @@ def _overlap(moments: Moments) -> Tensor:
 def _partly_whitened(moments: Moments, alpha: float, whitening: str) -> tuple[Decomposition, Tensor]:
     """Return the cross moment of partly whitened layers, and the product of their sizes."""
     if not 0 <= alpha <= 1:
-        raise InvalidValue(f"`alpha` must lie between 0 and 1; got {alpha}.")
+        raise InvalidValue(f"`alpha` must lie between 0 and 1; got {alpha}.", argument="alpha")
     if whitening not in ("second_moment", "covariance"):
-        raise UnknownName(f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.")
+        raise UnknownName(
+            f"`whitening` is 'second_moment' (XᵀX) or 'covariance' (XᵀX/n); got {whitening!r}.", argument="whitening"
+        )
     examples = moments.n if whitening == "covariance" else 1
     if moments.needs_gradient or "alignment" not in moments.__dict__:
         (x, x_size), (y, y_size) = (partly_whitened(side, alpha, examples) for side in (moments.x, moments.y))
@@ -372,7 +374,7 @@ def _holding(moments: Moments, variance: float, by: str = "variance") -> tuple[T
 def _first(moments: Moments, k: int) -> tuple[Tensor, Tensor]:
     """Mark the `k` leading principal directions of both layers, (blocks, r), or all that there are."""
     if k < 1:
-        raise InvalidValue(f"`k` must be at least 1; got {k}.")
+        raise InvalidValue(f"`k` must be at least 1; got {k}.", argument="k")
 
     def cut(side: PairSide) -> Tensor:
         values = spectrum(side)

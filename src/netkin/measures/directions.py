@@ -70,7 +70,7 @@ class AlignedSide:
 
     def basis(self, k: int) -> Tensor:
         """Return k × p with orthonormal rows that span the weights of the first `k` directions."""
-        weights = self.transform[:, : self.checked(k)]
+        weights = self.transform[:, : self.require_count(k)]
         return torch.linalg.qr(weights / torch.linalg.vector_norm(weights, dim=0))[0].mT
 
     def projection(self, k: int) -> tuple[Tensor, Tensor]:
@@ -79,21 +79,24 @@ class AlignedSide:
         Over the examples each neuron becomes the sum of directions that is nearest to it:
         ``mean + (X - mean) @ encode @ decode``, section 2.1 of the SVCCA paper.
         """
-        return self.transform[:, : self.checked(k)], self.patterns[:k]
+        return self.transform[:, : self.require_count(k)], self.patterns[:k]
 
     def covariance(self, neurons: Tensor) -> Tensor:
         """Return the rows of XᵀX of the centred examples for some neurons."""
         maps = self.side.to_features[0].detach()
         return (maps[:, neurons].mT @ self.side.second[0].detach() @ maps).to(self.mean) / self.side.scale**2
 
-    def checked(self, k: Any) -> int:
+    def require_count(self, k: Any) -> int:
         """Return `k` if there are that many directions."""
         if not isinstance(k, Integral):
-            raise InvalidValue(f"`k` must be a whole number of directions, up to {self.kept:,}; got {k!r}.")
+            raise InvalidValue(
+                f"`k` must be a whole number of directions, up to {self.kept:,}; got {k!r}.", argument="k"
+            )
         if not 1 <= int(k) <= self.kept:
             raise InvalidValue(
                 f"`k` must lie between 1 and {self.kept:,}, the directions kept of {self.width:,} features; got {k:,}. "
-                "A higher `variance` keeps more."
+                "A higher `variance` keeps more.",
+                argument="k",
             )
         return int(k)
 
@@ -136,7 +139,7 @@ def svcca_directions(X: Any, Y: Any = None, /, *, variance: float = 0.99, by: st
         [1.0, 1.0, 1.0, 1.0]
     """
     if by not in RULES:
-        raise UnknownName(f"`by` is 'variance' (of Σσ²) or 'sum' (of Σσ); got {by!r}.")
+        raise UnknownName(f"`by` is 'variance' (of Σσ²) or 'sum' (of Σσ); got {by!r}.", argument="by")
     with torch.no_grad(), exact_products():
         return _directions(_moments(X, Y), variance, by)
 
@@ -167,10 +170,10 @@ def _directions(moments: Moments, share: float, by: str) -> Directions:
     count = len(correlations)
     for tied in ties(correlations):
         tie = slice(tied.start, tied.stop)
-        x.settle(tie)
+        x.rotate(tie)
         y.turn[:, tie] = y.turn[:, tie] @ x.settled
     for side in (x, y):
-        side.settle(slice(count, None))
+        side.rotate(slice(count, None))
     sign = x.signs[:count]
     return Directions(correlations.clamp(max=1), x.aligned(sign), y.aligned(sign))
 
@@ -188,7 +191,7 @@ class _LeadingDirections:
         self.turn = torch.eye(self.count).to(self.whitener)
         self.settled = self.turn
 
-    def settle(self, tie: slice) -> None:
+    def rotate(self, tie: slice) -> None:
         """Rotate directions with equal correlations so that they fall by the variance of the layer that they carry."""
         carried = self.turn[:, tie].mT @ self.follows
         self.settled = torch.linalg.eigh(carried @ carried.mT)[1].flip(-1)
@@ -250,7 +253,7 @@ def holding(weights: Tensor, share: float) -> Tensor:
 def leading(side: PairSide, variance: float, by: str = "variance") -> Tensor:
     """Mark the fewest principal directions of a layer, (blocks, r), that hold `variance` of Σσ², or by "sum" of Σσ."""
     if not 0 < variance <= 1:
-        raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {variance}.")
+        raise InvalidValue(f"`variance` must lie above 0 and at most at 1; got {variance}.", argument="variance")
 
     def cut() -> Tensor:
         values = spectrum(side)

@@ -10,7 +10,7 @@ from torch import Tensor
 from netkin.errors import NoValue
 from netkin.measures.directions import arccos, root
 from netkin.measures.registry import LEADING, RIGID, measure
-from netkin.statistics import Filters, Moments
+from netkin.statistics import Filters, Moments, Sequences
 
 KORNBLITH = "Kornblith et al. (2019), arXiv:1905.00414"
 WILLIAMS = "Williams et al. (2021), arXiv:2110.14739"
@@ -72,6 +72,36 @@ def cka_debiased(moments: Moments) -> Tensor:
             raise NoValue(
                 f"the unbiased HSIC of {side.name} with itself is zero but for rounding: its {moments.n} examples are "
                 "equally far apart, or a few outweigh all others. Pass more."
+            )
+    return cross / (products[0].sqrt() * products[1].sqrt())
+
+
+@measure(
+    higher_is_closer=True,
+    bounds=(-1.0, 1.0),
+    unchanged_by=RIGID,
+    precise=True,
+    debiases=True,
+    convention="HSIC of terms across different sequences, linear kernel; never clamped",
+    reference="Song et al. (2012), JMLR 13, with sequences in the place of examples",
+    means="How similarly the two layers arrange tokens, without the bias that tokens of one sequence, which are alike, "
+    "leave in cka_debiased. Unrelated layers lie around 0; 1 means a rotated, rescaled, shifted copy.",
+    cannot_see=f"{LEADING} Of what tokens of one sequence share with each other alone it sees nothing.",
+)
+def cka_debiased_by_sequence(sequences: Sequences) -> Tensor:
+    """Return `cka_debiased` of tokens that are independent across sequences, and not within them, from -1 to 1.
+
+    The ratio of `cka_debiased`, with ``HSIC`` of terms in which each token is of another sequence: with C_g the sum of
+    ``x yᵀ`` over the n_g tokens of a sequence, s_g and t_g those of x and y, the mean over all quadruples of different
+    sequences of ``n_f n_e ⟨C_g, C_h⟩ - 2 n_e s_hᵀ C_g t_f + (s_g·s_f)(t_h·t_e)``. Needs four sequences, and is read
+    from a sample of tokens. Called by itself it takes each layer as a list of sequences, tokens × features.
+    """
+    cross, *products = sequences.estimates
+    for side, product in zip((sequences.x, sequences.y), products, strict=True):
+        if not float(product.detach()) > 0:
+            raise NoValue(
+                f"the HSIC across sequences of {side.name} with itself is not above zero: its {sequences.count:,} "
+                "sequences are too few, or have nothing in common. Pass more."
             )
     return cross / (products[0].sqrt() * products[1].sqrt())
 

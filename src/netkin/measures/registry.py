@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
@@ -121,12 +121,8 @@ class Measure:
     def quantity(self) -> Quantity:
         """What its values are; tables of results carry it."""
         facts = self.facts
-        return Quantity(
-            id=self.id, name=self.name, parameters=self.settings, higher_is_closer=facts.higher_is_closer,
-            bounds=facts.bounds, symmetric=facts.symmetric, unit=facts.unit, convention=facts.convention,
-            reference=facts.reference, means=facts.means, cannot_see=facts.cannot_see, error=self.jackknife_reason,
-            debiased_as=facts.debiased_as,
-        )  # fmt: skip
+        shared = {fact.name: getattr(facts, fact.name) for fact in fields(Quantity) if hasattr(facts, fact.name)}
+        return Quantity(id=self.id, name=self.name, parameters=self.settings, error=self.jackknife_reason, **shared)
 
     @property
     def takes_matrices(self) -> bool:
@@ -267,20 +263,24 @@ def find(spec: str | Callable[..., Any] | Measure) -> Measure:
             if registered.function is spec:
                 return registered
         name = getattr(spec, "__name__", repr(spec))
-        raise UnknownName(f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.")
+        raise UnknownName(
+            f"the function {name!r} is no registered measure; decorate it with `@nk.measure(...)`.", argument="measures"
+        )
     if not isinstance(spec, str):
         raise UnknownName(f"{spec!r} is no measure; name one as text, e.g. 'cka'.", argument="measures")
     parsed = parse_id(spec)
     if parsed is None:
         raise UnknownName(
             f"{spec!r} is no measure; write a name, or a name with parameters, numbers or words, as in "
-            "'svcca(variance=0.95)'."
+            "'svcca(variance=0.95)'.",
+            argument="measures",
         )
     name, parameters = parsed
     if name not in known:
         broken = "".join(f" It may be one of a package that failed: {why}" for why in broken_packages().values())
         raise UnknownName(
-            f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin list measures` lists all.{broken}"
+            f"no measure named {name!r}{did_you_mean(name, known) or ';'} `netkin list measures` lists all.{broken}",
+            argument="measures",
         )
     return _with_parameters(known[name], parameters)
 
@@ -302,7 +302,9 @@ def typed_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, An
     for key in given:
         if key not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
-            raise UnknownName(f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.")
+            raise UnknownName(
+                f"{name!r} has no parameter {key!r}{did_you_mean(key, known) or ';'} {has}.", argument=key
+            )
     return {key: _typed(key, value, known[key]) for key, value in given.items()}
 
 
@@ -313,7 +315,7 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     if type(default) is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     raise InvalidValue(
-        f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}."
+        f"`{key}` must be of type {type(default).__name__}, like its default {default!r}; got {value!r}.", argument=key
     )
 
 

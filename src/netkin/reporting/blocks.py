@@ -110,7 +110,7 @@ class Heatmap(PageBlock):
 
 @dataclass(frozen=True)
 class Lines(PageBlock):
-    """A line chart; with `ways` it stands in a card of its own, with the names of the lines at their ends."""
+    """A line chart; with `key_title` it stands in a card of its own, with the names of the lines at their ends."""
 
     kind: ClassVar[str] = "lines"
     chart: Chart
@@ -120,7 +120,7 @@ class Lines(PageBlock):
     caption: str = ""
     upwards: str = ""
     heading: bool = False  # whether the title is a heading
-    ways: str = ""  # words above the key of lines that are named at their ends
+    key_title: str = ""  # words above the key of lines that are named at their ends
     tabled: str = ""  # the title of the same as a table
 
 
@@ -366,7 +366,8 @@ def _chart(chart: Chart) -> dict[str, Any]:
         for k, line in enumerate(chart.lines)
     ]
     x = [round(place, 4) for place in chart.lefts]
-    return {"x": x, "names": chart.names, "up": [chart.up.low, chart.up.high], "across": chart.across, "lines": lines}
+    told = {"x": x, "names": chart.names, "up": [chart.up.low, chart.up.high], "across": chart.across, "lines": lines}
+    return told | ({"logarithmic": True} if chart.up.logarithmic else {})
 
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:

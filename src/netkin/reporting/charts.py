@@ -16,7 +16,7 @@ import numpy as np
 from netkin.reporting.grids import Scale, level, scales_of, zoomed
 from netkin.reporting.words import shortened
 from netkin.results import Comparison, Series, Values
-from netkin.results.labels import column_label, is_worth, pair_label, partners
+from netkin.results.labels import column_label, is_score, pair_label, partners
 
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 ERROR = " ±"  # ends the name of a list that holds errors
@@ -33,7 +33,7 @@ class Line:
 
     `ends` are those of the bars; by default a standard error to both sides. The last `given` values are so by
     construction. Its colour is that of a layer's `depth`, or of its `kind`, by default its number among the lines. What
-    lies below a line that is `filled` is a band.
+    lies below a line that is `filled` is a band; one that is `dotted` has its points alone.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Line:
     kind: int | None = None
     given: int = 0
     filled: bool = False
+    dotted: bool = False
 
     def bar(self, k: int) -> Ends | None:
         """Return the ends of the bar at place `k`, or None."""
@@ -63,7 +64,8 @@ class Line:
 class Chart:
     """Lines above an x axis, by numbers, training steps or names; `up` is the axis of their values.
 
-    `title` is its title, `across` the label of the x axis.
+    `title` is its title, `across` the label of the x axis. Of places with names those that are `marked` have theirs
+    below the axis, by default all.
     """
 
     title: str
@@ -72,6 +74,7 @@ class Chart:
     lines: Sequence[Line]
     up: Axis
     along: Axis | StepAxis | None = None
+    marked: Sequence[int] = ()
 
     @property
     def lefts(self) -> list[float]:
@@ -97,8 +100,11 @@ class Chart:
     def ticks(self) -> list[tuple[float, str, str]]:
         """Return the ticks of the x axis: position, short label and full label."""
         if self.along is None:
-            every, lefts, short = math.ceil(len(self.places) / NAMED) or 1, self.lefts, shortened(self.names, 16)
-            return [(lefts[k], short[k], self.names[k]) for k in range(0, len(short), every)]
+            marked, lefts = self.marked or range(len(self.places)), self.lefts
+            chosen = marked[:: math.ceil(len(marked) / NAMED) or 1]
+            short = shortened([self.names[k] for k in (chosen if self.marked else marked)], 16)
+            named = short if self.marked else [short[k] for k in chosen]
+            return [(lefts[k], text, self.names[k]) for k, text in zip(chosen, named, strict=True)]
         whole = all(isinstance(place, int) for place in self.places)
         ticks = [tick for tick in self.along.ticks() if tick == round(tick) or not whole]
         text: Callable[[Any], str] = brief_count if isinstance(self.along, StepAxis) else tick_text
@@ -137,22 +143,22 @@ def profile_charts(comparison: Comparison, tables: Sequence[Values]) -> list[Cha
 
     Measures on one scale share a chart. Of stitches each score has its own, with one colour for each method.
     """
-    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_worth(table))  # scores first
+    (pairs, _), tables = partners(comparison), sorted(tables, key=lambda table: not is_score(table))  # scores first
     labels = [pair_label(tables, comparison.layers_a[i], comparison.layers_b[j]) for i, j in pairs]
     scales, named = (
         scales_of(tables),
-        {table.id: column_label(table) if is_worth(table) else table.id for table in tables},
+        {table.id: column_label(table) if is_score(table) else table.id for table in tables},
     )
     kinds, found = list(dict.fromkeys(named.values())), dict[object, list[Values]]()
     for table in tables if pairs else ():
-        found.setdefault(table.quantity.name if is_worth(table) else scales[table.id], []).append(table)
+        found.setdefault(table.quantity.name if is_score(table) else scales[table.id], []).append(table)
     charts = []
     for own in found.values():
         scale = scales[own[0].id]
         lines = [_profile_line(table, pairs, named[table.id], kinds.index(named[table.id])) for table in own]
         what = (
             own[0].quantity.name
-            if scale.worth or len(own) == 1
+            if scale.is_score or len(own) == 1
             else f"{'similarity' if scale.higher_is_closer else 'distance'}"
         )
         charts.append(Chart(f"{what} ({scale.better})", "layer", labels, lines, _reaching(scale, lines)))
@@ -222,6 +228,8 @@ class Axis:
             >>> Axis(0, 10).place(2.5), Axis(1, 100, logarithmic=True).place(10), Axis(2, 0).place(0.5)
             (0.25, 0.5, 0.75)
         """
+        if self.logarithmic:  # zero lies at the lower end
+            value = max(value, min(self.low, self.high))
         low, high, value = (math.log10(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high != low else 0.5
 

@@ -22,7 +22,7 @@ from netkin.results.labels import (
     column_label,
     is_apart,
     is_of_tasks,
-    is_worth,
+    is_score,
     listing,
     pair_label,
     tables_by_name,
@@ -62,13 +62,13 @@ _TO_RGB = np.array(
 
 @dataclass(frozen=True)
 class Scale:
-    """The ends of a measure's scale and its direction; `worth` is whether its values are scores of stitches."""
+    """The ends of a measure's scale and its direction; `is_score` is whether its values are scores of stitches."""
 
     low: float
     high: float
     higher_is_closer: bool
     open_ended: bool = False
-    worth: bool = False
+    is_score: bool = False
 
     @classmethod
     def of(cls, table: Values, values: np.ndarray | None = None) -> Scale:
@@ -83,20 +83,20 @@ class Scale:
             # a debiased similarity of nothing lies about 0: from -1 on, half of the colours would never be seen
             if table.higher_is_closer and low < 0 < high and not (values < -NEGLIGIBLE * high).any():
                 low = 0.0
-            return cls(low, high, table.higher_is_closer, worth=is_worth(table))
+            return cls(low, high, table.higher_is_closer, is_score=is_score(table))
         known = np.concatenate([values[np.isfinite(values)], EXPECTED.get(table.quantity.name, ())])
         ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.quantity.name), is_worth(table))
+        return cls(*ends, table.higher_is_closer, ends != EXPECTED.get(table.quantity.name), is_score(table))
 
     @property
     def words(self) -> tuple[str, str]:
         """What the far and the close end are called: layers are far or close, stitches are poor or good."""
-        return ("poor", "good") if self.worth else ("far", "close")
+        return ("poor", "good") if self.is_score else ("far", "close")
 
     @property
     def better(self) -> str:
         """Which way values are closer, or better."""
-        return f"{'higher' if self.higher_is_closer else 'lower'} is {'better' if self.worth else 'closer'}"
+        return f"{'higher' if self.higher_is_closer else 'lower'} is {'better' if self.is_score else 'closer'}"
 
     @property
     def far(self) -> float:
@@ -253,7 +253,7 @@ def grids_of(comparison: Comparison, measure: str | None = None) -> list[Grid]:
     if not pairs:
         return [replace(grid_of(table), scale=scales[table.id]) for table in tables]
     # scores of stitches first
-    first = sorted(tables_by_name(tables).items(), key=lambda item: not is_worth(item[1][0]))
+    first = sorted(tables_by_name(tables).items(), key=lambda item: not is_score(item[1][0]))
     return [_list(name, own, pairs, scales[own[0].id]) for name, own in first]
 
 

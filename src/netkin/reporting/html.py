@@ -294,9 +294,10 @@ def _line_view(chart: Chart, k: int, lefts: Sequence[float]) -> dict[str, Any]:
     return {
         "name": line.name, "kind": "" if line.depth is not None else f" k{kind % KINDS}",
         "colour": f"var(--k{kind % KINDS})" if line.depth is None else f"var(--d{line.depth})",
-        "shape": SHAPES[(kind + kind // KINDS) % 2], "way": _path(lefts, free), "whiskers": whiskers,
+        "shape": SHAPES[(kind + kind // KINDS) % 2], "whiskers": whiskers,
+        "way": "" if line.dotted else _path(lefts, free),
         "given": _path(lefts[last:], heights[last:]) if line.given else "",
-        "dots": dots if len(chart.places) <= CROWDED and not line.filled else "",
+        "dots": dots if line.dotted or (len(chart.places) <= CROWDED and not line.filled) else "",
         "band": _band(lefts, free) if line.filled else "",
     }  # fmt: skip
 
@@ -324,8 +325,9 @@ def _units(length: float) -> str:
 
 def _is_slanted(chart: Chart) -> bool:
     """Return whether names below a chart are slanted: where they would not fit side by side on a phone."""
-    widest = max((len(short) for _, short, _ in chart.ticks()), default=0)
-    return chart.along is None and (8 * widest + 6) * len(chart.places) > NARROW
+    ticks = chart.ticks()
+    widest = max((len(short) for _, short, _ in ticks), default=0)
+    return chart.along is None and (8 * widest + 6) * (len(ticks) if chart.marked else len(chart.places)) > NARROW
 
 
 def end_labels(chart: Chart) -> Iterator[tuple[int, float]]:
@@ -461,7 +463,7 @@ def _meet(box: tuple[float, float, float, float], other: tuple[float, float, flo
 
 _VIEWS: Mapping[Any, Any] = {
     Heatmap: heatmap_view,
-    Lines: lambda block: {"view": chart_view(block.chart, bool(block.ways))},
+    Lines: lambda block: {"view": chart_view(block.chart, bool(block.key_title))},
     Bars: bars_view,
     RankingBlock: ranking_view,
     Tree: tree_view,

@@ -14,7 +14,7 @@ from netkin.reporting.grids import Grid
 from netkin.reporting.words import direction, grouped_reasons, meaning_of, range_of, shortened
 from netkin.results import Comparison, Values
 from netkin.results.distances import are_angles, branches_of, clusters_of, distances_of, plane_of, tree_of
-from netkin.results.labels import NOT_ASKED, error_summary, has_errors, is_worth, plural
+from netkin.results.labels import NOT_ASKED, error_summary, has_errors, is_score, plural
 from netkin.results.text import NO_DATA
 
 LONG = 140  # letters of a reason that is shown without folding
@@ -97,7 +97,7 @@ def shared_reasons(grids: Sequence[Grid]) -> tuple[list[str], Text | None]:
 
 def maps_of(table: Values) -> list[PageBlock]:
     """Return the tree and the plane, or nothing where networks are few or many, or some pair has no value."""
-    if not 3 <= len(table.layers_a) <= MOST_NETWORKS or is_worth(table):
+    if not 3 <= len(table.layers_a) <= MOST_NETWORKS or is_score(table):
         return []
     try:
         distances = distances_of(table)

@@ -24,7 +24,7 @@ from netkin.results.labels import (
     has_classes,
     has_networks,
     is_of_tasks,
-    is_worth,
+    is_score,
     listing,
     pair_label,
     partners,
@@ -79,7 +79,7 @@ def bound(value: float) -> str:
 
 def direction(table: Values) -> str:
     """Return as text whether more is closer, or better."""
-    if is_worth(table):
+    if is_score(table):
         return f"{worth_of(table)}: {'higher' if table.higher_is_closer else 'lower'} is better"
     return "similarity: higher is closer" if table.higher_is_closer else "distance: lower is closer"
 
@@ -89,7 +89,7 @@ def meaning_of(table: Values) -> tuple[str, str]:
     quantity = table.quantity
     if quantity.means:
         return quantity.means, quantity.cannot_see
-    what = "better stitches" if is_worth(table) else "closer layers"
+    what = "better stitches" if is_score(table) else "closer layers"
     ends = f"{'Higher' if table.higher_is_closer else 'Lower'} values mean {what}."
     says = f"{quantity.convention.rstrip('.')}. {ends}" if quantity.convention else ends
     return (
@@ -157,7 +157,7 @@ def headline(comparison: Comparison, names: Mapping[str, str] | None = None) -> 
     table = next(iter(comparison.tables.values()))
     if has_networks(comparison):
         return closest_and_farthest(table.id, table.layers_a, table.values, table.higher_is_closer, "networks")
-    stitched = [one for one in comparison.tables.values() if is_worth(one)]
+    stitched = [one for one in comparison.tables.values() if is_score(one)]
     if stitched:
         return _best_stitch(comparison, [one for one in stitched if one.quantity.name == stitched[0].quantity.name])
     best = table.best_matches()
@@ -315,7 +315,7 @@ def _comparison_caption(comparison: Comparison) -> str:
     elif has_classes(comparison):
         what = "Layers (rows) and the logits of classes (columns)"
     elif listing(comparison):
-        stitched = any(map(is_worth, comparison.tables.values()))
+        stitched = any(map(is_score, comparison.tables.values()))
         what = f"Stitches of {a} into {b}, layer by layer" if stitched else f"Layers of {a} and {b}, pair by pair"
     else:
         what = f"Layers of {a} (rows) and of {b} (columns)"

@@ -5,29 +5,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import ForwardError, ShapeError
+from netkin.errors import ForwardError, InvalidValue, ShapeError
+from netkin.identity import in_words, weights_digest
+from netkin.identity.data import contents
 from netkin.progress import ProgressOption
 from netkin.representations.batch_axis import LayerFacts
 from netkin.representations.gradients import ExampleLosses, Taps, Target
 from netkin.representations.hooks import inference_mode_of
-from netkin.representations.inputs import Forward, Transform, batch_length, reported_batches
+from netkin.representations.inputs import (
+    Forward,
+    Transform,
+    attention_mask,
+    batch_length,
+    batches_of,
+    inputs_of,
+    model_precision,
+    pick,
+    reported_batches,
+)
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layers import Spec, layer_label
-from netkin.representations.shapes import Shape, refuse_strange_layers
+from netkin.representations.shapes import Shape, require_known_layers
 from netkin.sources.names import by_name
+from netkin.sources.recordings import CONTENT, TOKEN_HASHES, RecordedRows, RecordingWriter, recorded, token_hash
 
 RowsByLayer = dict[str, Tensor]  # by layer
 Take = Callable[[Any, RowsByLayer, RowsByLayer], None]
 
 
-@by_name(models="model", data="data")
+@overload
+def activations(
+    model: nn.Module | str, layers: Spec = None, data: Any = None, *, save: None = None, **options: Any
+) -> dict[str, Tensor]: ...
+@overload
+def activations(
+    model: nn.Module | str, layers: Spec = None, data: Any = None, *, save: str | os.PathLike[str], **options: Any
+) -> RecordedRows: ...
+@by_name(models="model", data="data")  # type: ignore[misc]  # the overloads leave out what both share
 def activations(
     model: nn.Module,
     layers: Spec = None,
@@ -40,12 +65,18 @@ def activations(
     device: torch.device | str | None = None,
     exact_model: bool = False,
     progress: ProgressOption = None,
-) -> dict[str, Tensor]:
+    save: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> dict[str, Tensor] | RecordedRows:
     """Return what the chosen layers give for all of `data`, one matrix per layer, on the CPU or on `device`.
 
     `data` is a loader, any iterable of batches, or one array of inputs. A default layer that does not run, that
     gives no floating tensor (but None, a number, or nothing), or whose output does not hold the examples (a table of
     positions) is left out; one chosen by name is refused.
+
+    With `save` nothing is held but a shard: rows are written into a folder, with the numbers and the digests of their
+    examples, and what comes back is an `nk.recorded`, a side of `nk.compare`. A call that was interrupted is continued
+    by the same call.
 
     Args:
         model: the model, which is left as it was.
@@ -59,14 +90,19 @@ def activations(
         exact_model: whether float32 in the model on a GPU must not be rounded to TF32, as torch does in convolutions
             unless set otherwise.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
+        save: a folder for the rows, in shards.
+        overwrite: whether a recording that is in that folder may be deleted.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> {name: tuple(rows.shape) for name, rows in activations(model, ["0", "2"], torch.ones(5, 4)).items()}
         {'0': (5, 8), '2': (5, 2)}
     """
-    refuse_strange_layers(shape, model)
+    require_known_layers(shape, model)
     reading = ModelReading(model, None, shape, forward, transform, exact_model)
+    if save is not None:
+        _record(reading, data, layers, examples, progress, save, overwrite)
+        return recorded(save)
     batches: list[RowsByLayer] = []
 
     def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
@@ -74,6 +110,84 @@ def activations(
 
     reading.run(take, data, layers, examples, progress)
     return _joined(batches)
+
+
+def _record(
+    reading: ModelReading,
+    data: Any,
+    layers: Spec,
+    examples: int | None,
+    progress: ProgressOption,
+    save: str | os.PathLike[str],
+    overwrite: bool,
+) -> None:
+    """Write what layers give for data into a folder; examples that are there already are checked and passed over."""
+    facts = {
+        "weights": weights_digest(reading.model),
+        "layers": in_words(layers),
+        "shape": in_words(reading.shape),
+        "transform": in_words(reading.transform),
+        "forward": in_words(reading.forward),
+        "precision": model_precision(reading.model, exact=reading.exact_model),
+    }
+    writer = RecordingWriter(save, facts, overwrite)
+    start = writer.examples
+
+    def take(batch: Any, features: RowsByLayer, gradients: RowsByLayer) -> None:
+        nonlocal start
+        count, mask, tokens = batch_length(batch), attention_mask(batch), token_hashes(batch)
+        beside = {"ids": start + np.arange(count), CONTENT: content_hashes(batch, count)}
+        beside |= {} if tokens is None else {TOKEN_HASHES: tokens}
+        lengths = None if mask is None else (torch.as_tensor(mask) != 0).sum(1).cpu().numpy()
+        writer.add(features, beside, lengths)
+        start += count
+
+    left = None if examples is None else max(examples - start, 0)
+    if left != 0:
+        rest = data if start == 0 else _unwritten(data, np.concatenate(writer.done), writer.folder)
+        if start == 0 or (rest := _peeked(rest)) is not None:
+            reading.run(take, rest, layers, left, progress)
+    writer.finish()
+
+
+def _unwritten(data: Any, done: np.ndarray, folder: Path) -> Iterator[Any]:
+    """Yield what data give after the examples that are written, which must be the same ones as before."""
+    seen = 0
+    for batch in batches_of(data):
+        count = batch_length(batch)
+        known = done[seen : seen + count]
+        if len(known) and not np.array_equal(content_hashes(batch, count)[: len(known)], known):
+            raise InvalidValue(
+                f"the data are not those of the recording begun in {str(folder)!r}: examples {seen:,} to "
+                f"{seen + len(known) - 1:,} are others; give the same data in the same order and batches, or "
+                "`overwrite=True`.",
+                argument="data",
+            )
+        seen += count
+        if len(known) < count:
+            yield pick(batch, list(range(len(known), count))) if len(known) else batch
+
+
+def _peeked(batches: Iterator[Any]) -> Iterator[Any] | None:
+    """Return batches, or None where there are none."""
+    first = next(batches, None)
+    return None if first is None else chain([first], batches)
+
+
+def token_hashes(batch: Any) -> np.ndarray | None:
+    """Return hashes of the tokens of each example of a batch that holds `input_ids`, without those of padding."""
+    inputs = inputs_of(batch)
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if ids is None or torch.as_tensor(ids).is_floating_point() or torch.as_tensor(ids).ndim != 2:
+        return None
+    ids, mask = torch.as_tensor(ids).cpu(), attention_mask(batch)
+    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.as_tensor(mask).cpu() != 0
+    return np.array([token_hash(row[kept]) for row, kept in zip(ids, valid, strict=True)], np.int64)
+
+
+def content_hashes(batch: Any, length: int) -> np.ndarray:
+    """Return hashes of what a model is fed with for each example of a batch."""
+    return contents(batch, length).cpu().numpy()
 
 
 @by_name(models="model", data="data")

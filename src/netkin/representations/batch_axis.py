@@ -178,7 +178,7 @@ def _facts_of(
     rows, kind = rows_at(name, tensor, axis, shape, mask)
     tensor = tensor.movedim(axis, 0) if axis else tensor
     # halves are raised, and means round less than single values
-    averaged = tensor.shape[2:].numel() if kind == "pool" else tensor.shape[1] if kind == "mean" else 1
+    averaged = tensor.shape[2:].numel() if kind == "pool" else tensor.shape[1] if kind.startswith("mean") else 1
     resolution = max(torch.finfo(tensor.dtype).eps / averaged**0.5, torch.finfo(rows.dtype).eps)
     space = tuple(tensor.shape[2:]) if kind == "positions" else ()
     return LayerFacts(axis, kind, tuple(rows.shape), rows.dtype, length or 1, space, resolution)

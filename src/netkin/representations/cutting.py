@@ -220,7 +220,7 @@ class Tail:
         return self.graph(output)
 
     @property
-    def how(self) -> str:
+    def cut_words(self) -> str:
         """How the model was cut, and what is wasted, as text."""
         if self.graph is not None:
             return f"cut after {self.layer!r}: nothing before it is computed"
@@ -289,13 +289,13 @@ def _cut(model: nn.Module, stem: str, call: int, traces: Traces) -> fx.GraphModu
         raise _Uncut("a module around the layer has hooks")
     tracer = _Enclosing(stem)
     if tracer.open not in traces:
-        traces[tracer.open] = _traced(model, tracer)
+        traces[tracer.open] = _trace(model, tracer)
     graph = copy.deepcopy(traces[tracer.open])
     _begin_at(graph, _call(graph, model, known[stem], call))
     return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}Tail")
 
 
-def _traced(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
+def _trace(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
     try:
         return tracer.trace(model)
     except Exception as fault:

@@ -20,7 +20,7 @@ from torch.nn.functional import conv2d, pad
 from netkin.arrays import require_finite
 from netkin.errors import InvalidValue, UnknownName, require_at_least
 from netkin.representations.layer_weights import REMEDY, computed_by, copied, own_weights
-from netkin.representations.layers import layer_label, modules, refuse_uncopyable, unwrapped
+from netkin.representations.layers import layer_label, modules, require_copyable, unwrapped
 from netkin.sources.names import by_name
 
 
@@ -245,7 +245,7 @@ def freeze_except(model: nn.Module, parts: str | Sequence[str]) -> nn.Module:
 
 def filters_in(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Conv2d | AtomConv2d], dict[str, str]]:
     """Return a copy of a model, its layers with filters by name, and which convolutions have none."""
-    refuse_uncopyable(unwrapped(model))
+    require_copyable(unwrapped(model))
     made, left = copied(unwrapped(model)), dict[str, str]()
     convolutions: dict[str, nn.Conv2d | AtomConv2d] = {}
     users = Counter(id(weight) for _, module in _distinct(made) for weight in module.parameters(recurse=False))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
 from netkin.arrays import HALF, at_least_single, label_tensor
-from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, UnknownName, did_you_mean
+from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError, require_listed
 from netkin.representations.hooks import copied, leaves, main_tensor, parts, path_to_tensor, replaced_at
 from netkin.representations.inputs import labels_of
 from netkin.representations.layers import layer_label, unwrapped
@@ -48,19 +48,20 @@ class Target:
     outputs: str = "categorical"
 
     def __post_init__(self) -> None:
-        for what, value, known in (("target", self.kind, TARGETS), ("kind of outputs", self.outputs, OUTPUTS)):
-            if not callable(value) and value not in known:
-                hint = did_you_mean(str(value), known) or "."
-                raise UnknownName(f"no {what} named {value!r}{hint} There are {', '.join(map(repr, known))}.")
+        if not callable(self.kind):
+            require_listed("target", self.kind, TARGETS)
+        require_listed("kind of outputs", self.outputs, OUTPUTS, "outputs")
         if not 0 <= self.beta < 1:
             raise InvalidValue(
                 f"`beta` must be at least 0 and below 1; got {self.beta:g}. At 1 the prediction is not tempered, and "
-                "every gradient is zero."
+                "every gradient is zero.",
+                argument="beta",
             )
         if self.outputs == "continuous" and self.kind in ("tempered", "predicted"):
             raise InvalidValue(
                 f"with continuous outputs the {self.kind} gradient of every example is zero, since the outputs are the "
-                "mean of what they predict; pass target='labels', or a function of (outputs, labels)."
+                "mean of what they predict; pass target='labels', or a function of (outputs, labels).",
+                argument="target",
             )
 
     @property
@@ -77,7 +78,8 @@ class Target:
             if not isinstance(losses, Tensor) or losses.shape != (len(outputs),):
                 got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
                 raise ShapeError(
-                    f"the target {self.name!r} must give one loss for each of {len(outputs)} examples; it gave {got}."
+                    f"the target {self.name!r} must give one loss for each of {len(outputs)} examples; it gave {got}.",
+                    argument="target",
                 )
             return losses
         if self.outputs == "categorical":
@@ -150,7 +152,7 @@ class Taps:
         self._noted[name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         return replaced_at(output, path, self._noted[name].clone())
 
-    def pull(
+    def gradients_at_layers(
         self, output: Any, batch: Any, axes: Mapping[str, int], mask: Tensor | None = None
     ) -> dict[Target, dict[str, Tensor]]:
         """Return for each target the gradients at the layers that were noted, without those that it does not reach.
@@ -164,14 +166,14 @@ class Taps:
             if not losses.requires_grad:
                 raise ForwardError("the model's output has no gradient: a part of it was computed without a graph.")
             if self._unchecked:
-                self._refuse_coupled(losses, noted, axes)
+                self._require_uncoupled(losses, noted, axes)
             gradients[target] = _gradients_at(losses.sum(), noted)
             for name in noted.keys() - gradients[target].keys():
                 self.severed[name] = f"no path leads from {layer_label(name)} to the loss"
         self._unchecked = self._unchecked and len(logits) < 2
         return gradients
 
-    def _refuse_coupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
+    def _require_uncoupled(self, losses: Tensor, noted: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
         """Refuse a model in which the loss of one example depends on another example."""
         if not bool(losses.isfinite().all()):
             return  # NaN would look like a mixture; it is refused with its layer when the rows are taken
@@ -264,17 +266,19 @@ def _classes(labels: Any, logits: Tensor) -> Tensor:
     """Return labels as class numbers that fit the logits, or refuse them."""
     numbers = _require_labels(labels).to(logits.device)
     if numbers.is_floating_point() or numbers.is_complex():
-        raise InvalidValue(f"labels of classes are whole numbers; got {numbers.dtype}.")
+        raise InvalidValue(f"labels of classes are whole numbers; got {numbers.dtype}.", argument="data")
     if numbers.shape != logits.shape[:-1]:
         raise ShapeError(
-            f"the labels have shape {tuple(numbers.shape)}, and the logits ask for {tuple(logits.shape[:-1])}."
+            f"the labels have shape {tuple(numbers.shape)}, and the logits ask for {tuple(logits.shape[:-1])}.",
+            argument="data",
         )
     numbers, valid = numbers.long(), numbers != IGNORED
     if bool(((numbers < 0) | (numbers >= logits.shape[-1]))[valid].any()):
         low, high = int(numbers[valid].min()), int(numbers[valid].max())
         raise InvalidValue(
             f"the labels run from {low} to {high}, and the model has {logits.shape[-1]} classes, 0 to "
-            f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`."
+            f"{logits.shape[-1] - 1}; give labels of its own classes, or another `target`.",
+            argument="data",
         )
     return numbers
 
@@ -288,5 +292,8 @@ def _like(labels: Any, outputs: Tensor) -> Tensor:
 
 def _require_labels(labels: Any) -> Tensor:
     if labels is None:
-        raise InvalidValue("target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).")
+        raise InvalidValue(
+            "target='labels' needs labels, and the batches hold none; give batches of (inputs, labels).",
+            argument="data",
+        )
     return label_tensor(labels)

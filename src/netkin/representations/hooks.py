@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from netkin.errors import ForwardError
-from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, modules, require_weights, split_call, unwrapped
 from netkin.settings import (
     SharedSetting,
     evaluating,
@@ -108,7 +108,7 @@ def inference_mode_of(*models: nn.Module, exact: bool = False) -> Iterator[None]
     The models run in the precision that is set around the `with`. With `exact`, float32 on a GPU is not rounded to
     TF32, so that a model gives the numbers it gives on the CPU.
     """
-    refuse_lazy(*models)
+    require_weights(*models)
     precision = exact_products() if exact else nullcontext()
     with model_lock(), evaluating(*models), random_states_kept(*models), torch.no_grad(), precision:
         yield

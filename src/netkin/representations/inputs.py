@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from netkin.arrays import plain_array, refuse_masked
+from netkin.arrays import plain_array, require_unmasked
 from netkin.errors import ForwardError, InvalidValue, NetkinError, ShapeError
 from netkin.identity.data import LABELS
 from netkin.progress import ProgressOption, reporting
@@ -35,7 +35,7 @@ Transform = Callable[[Any], Any]
 
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None, transform: Transform | None = None) -> Any:
     """Return what `model` gives for `batch`, transformed first and moved to where the model is."""
-    return call(model, prepared(model, batch, transform), forward)
+    return call(model, prepare_batch(model, batch, transform), forward)
 
 
 def call(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
@@ -135,7 +135,7 @@ def _unbound(model: nn.Module, inputs: Any, keywords: dict[str, Any] | None) -> 
     return ""
 
 
-def prepared(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
+def prepare_batch(model: nn.Module, batch: Any, transform: Transform | None = None) -> Any:
     """Return `batch` with its inputs transformed, and its tensors on the model's device and in its precision.
 
     All tensors and arrays are copies, those that `transform` gets too: both it and the model may work in place. What
@@ -182,8 +182,17 @@ def attention_mask(batch: Any) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the model's first parameter or buffer is; the CPU for a model without any."""
-    return next((tensor.device for tensor in _tensors_of(model)), torch.device("cpu"))
+    """Return where the model's first parameter or buffer is; the CPU for a model without any.
+
+    Of weights that accelerate has offloaded it is where they are brought when their layer runs.
+    """
+    devices = dict.fromkeys(tensor.device for tensor in _tensors_of(model))
+    there = next((device for device in devices if device.type != "meta"), None)
+    if devices and there is None:
+        hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+        runs = (getattr(hook, "execution_device", None) for hook in hooks)
+        there = next((device for device in runs if device is not None), next(iter(devices)))
+    return torch.device(there or "cpu")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
@@ -248,7 +257,7 @@ def batches_of(data: Any, examples: int | None = None, batch_size: int = 128) ->
     which are split into batches of `batch_size`. Batches without examples are passed over.
     """
     if examples is not None and examples < 1:
-        raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
+        raise InvalidValue(f"`examples` must be at least 1; got {examples}.", argument="examples")
     batches = (batch for batch in _iterated(data, batch_size) if length_if_known(batch) != 0)
     gave_some = False
     for batch in batches if examples is None else _limited(batches, examples):
@@ -443,18 +452,21 @@ def _iterated(data: Any, batch_size: int) -> Iterable[Any]:
     if isinstance(data, tuple) and any(_is_array(part) for part in data):
         raise InvalidValue(
             "`data` is a tuple of arrays, which may be one batch or several; pass a list of batches such as "
-            "`[(inputs, labels)]`, or the inputs alone."
+            "`[(inputs, labels)]`, or the inputs alone.",
+            argument="data",
         )
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
         hint = " `nk.load_data` makes data of a text." if isinstance(data, str) else ""
         kind = type(data).__name__
-        raise InvalidValue(f"`data` must be an iterable of batches, or one array of inputs; got {kind}.{hint}")
+        raise InvalidValue(
+            f"`data` must be an iterable of batches, or one array of inputs; got {kind}.{hint}", argument="data"
+        )
     return data
 
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
-        refuse_masked(leaf, "data")
+        require_unmasked(leaf, "data")
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":  # numbers, and no texts
         leaf = torch.from_numpy(plain_array(leaf).copy())
     if not isinstance(leaf, Tensor):

@@ -26,8 +26,17 @@ from netkin.representations.inputs import (
     to_model,
     transformed,
 )
-from netkin.representations.layers import Spec, choose, layer_label, refuse_lazy, split_call, unwrapped
-from netkin.representations.shapes import Shape, TokenMask, adjoint_rows, is_custom, shape_for, shape_name, token_mask
+from netkin.representations.layers import Spec, choose, layer_label, require_weights, split_call, unwrapped
+from netkin.representations.shapes import (
+    Shape,
+    TokenMask,
+    adjoint_rows,
+    is_custom,
+    shape_for,
+    shape_name,
+    token_mask,
+    valid_tokens,
+)
 from netkin.settings import model_lock, random_states_kept
 
 
@@ -78,7 +87,7 @@ class Recorder:
         as_run: bool = False,
     ):
         self._root = unwrapped(model)
-        refuse_lazy(self._root)
+        require_weights(self._root)
         for layer_shape in shape.values() if isinstance(shape, Mapping) else [shape]:
             shape_name(layer_shape)
         self.model, self.layers, self.by_default = model, choose(model, layers), layers is None
@@ -130,7 +139,8 @@ class Recorder:
             if length is not None and tensor.shape[axis : axis + 1] != (length,) and not is_custom(shape):
                 raise ShapeError(f"{without_examples(name, tensor, length)}.")
             matrix, kind = rows_at(name, tensor, axis, shape, mask)
-            result = matrix if self.reduce is None else self.reduce(name, matrix, tokens if kind == "tokens" else None)
+            valid = None if mask is None else valid_tokens(mask, kind)
+            result = matrix if self.reduce is None else self.reduce(name, matrix, valid)
             rows[name] = apart(result, tensor)
             return None if taps is None else output
 
@@ -139,15 +149,16 @@ class Recorder:
             batch = batch if taps is None else taps.without_inference(batch)
             output = self._run(batch, take)
             if others or rows.keys() != facts.keys():
-                self._refuse_other_calls(facts.keys() - rows.keys(), others)
+                self._require_same_calls(facts.keys() - rows.keys(), others)
             if taps is not None:
                 axes = {name: fact.axis for name, fact in facts.items()}
                 gradients = {
                     target: {name: self._gradient_rows(name, gradient, mask) for name, gradient in at_layers.items()}
-                    for target, at_layers in taps.pull(output, batch, axes, tokens).items()
+                    for target, at_layers in taps.gradients_at_layers(output, batch, axes, tokens).items()
                 }
         self.batches += 1
-        valid = {} if tokens is None else {name: tokens for name in facts if facts[name].shape == "tokens"}
+        masks = {} if mask is None else {name: valid_tokens(mask, facts[name].shape) for name in facts}
+        valid = {name: tokens for name, tokens in masks.items() if tokens is not None}
         return Recorded({name: rows[name] for name in facts}, gradients, output if self.keeps_output else None, valid)
 
     def learn(self, batch: Any) -> Mapping[str, LayerFacts]:
@@ -204,7 +215,7 @@ class Recorder:
         axis = self.facts[name].axis
         return adjoint_rows(gradient.movedim(axis, 0) if axis else gradient, self.facts[name].shape, mask)
 
-    def _refuse_other_calls(self, missing: Iterable[str], others: Iterable[str]) -> None:
+    def _require_same_calls(self, missing: Iterable[str], others: Iterable[str]) -> None:
         """Refuse a batch in which layers are missing, or run more often than in the first one."""
         assert self.learnt is not None
         stems = {split_call(name)[0] for name in self.facts}

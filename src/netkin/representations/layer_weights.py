@@ -16,7 +16,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from netkin.representations.layers import modules, refuse_lazy, unwrapped
+from netkin.representations.layers import modules, require_weights, unwrapped
 from netkin.settings import evaluating
 
 WeightHook = WeightNorm | SpectralNorm | BasePruningMethod
@@ -55,7 +55,7 @@ def with_plain_weights(model: nn.Module) -> nn.Module:
     inner = unwrapped(model)
     if not any(computed_by(module) for module in inner.modules()):
         return inner
-    refuse_lazy(inner)
+    require_weights(inner)
     made = copied(inner)
     for module in modules(made).values():
         if computed := _computed(module):

@@ -35,7 +35,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from netkin.errors import InvalidValue, UnknownName, did_you_mean
-from netkin.identity.weight_hash import LAZY, without_wrappers
+from netkin.identity.weight_hash import LAZY, SHARDED, offloaded_to, without_wrappers
 from netkin.sources.names import by_name
 
 IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)  # what they take they give, as models run in evaluation mode
@@ -158,22 +158,31 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return without_wrappers(model)
 
 
-def refuse_lazy(*models: nn.Module) -> None:
-    """Refuse models with weights that have no values yet: running lazy modules here would draw them."""
+def require_weights(*models: nn.Module) -> None:
+    """Refuse models with weights that have no values here: lazy ones, which running would draw, and sharded ones."""
     for model in models:
         model = unwrapped(model)
+        require_whole_model(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if is_lazy(tensor):
                 raise InvalidValue(f"{layer_label(name.rpartition('.')[0])} {LAZY}")
-            if tensor.is_meta:
+            if tensor.is_meta and not offloaded_to(model, name):
                 raise InvalidValue(
                     "a model on the 'meta' device computes no numbers; load its weights and choose a real device."
                 )
 
 
-def refuse_uncopyable(model: nn.Module) -> None:
+def require_whole_model(model: nn.Module, name: str = "the model") -> None:
+    """Refuse a model of which each process holds a piece: it runs only if all of them run it at once."""
+    tensors = {type(parameter).__name__ for parameter in model.parameters()}
+    wrappers = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if "DTensor" in tensors or wrappers & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise InvalidValue(f"{name} {SHARDED}")
+
+
+def require_copyable(model: nn.Module) -> None:
     """Refuse a model of which work needs a copy with weights: a lazy one, or one of an exported program."""
-    refuse_lazy(model)
+    require_weights(model)
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     if "InterpreterModule" in kinds:  # a class of torch that takes long to import
         raise InvalidValue(
@@ -250,14 +259,17 @@ def _joined(name: str, key: str) -> str:
 def _listed(spec: Any) -> list[Any]:
     wanted = list(spec) if isinstance(spec, Iterable) and not isinstance(spec, nn.Module) else [spec]
     if not wanted:
-        raise InvalidValue("no layers are asked for: the list is empty; leave `layers` out for the default ones.")
+        raise InvalidValue(
+            "no layers are asked for: the list is empty; leave `layers` out for the default ones.", argument="layers"
+        )
     return wanted
 
 
 def _matching(known: dict[str, nn.Module], pattern: Any) -> list[str]:
     if not isinstance(pattern, (str, type)):
         raise InvalidValue(
-            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`."
+            f"a layer is chosen by name, glob or module type; got {type(pattern).__name__}. Data go after `data=`.",
+            argument="layers",
         )
     if isinstance(pattern, str) and split_call(pattern)[0] in known:
         return [pattern]
@@ -357,15 +369,13 @@ def _working(chain: nn.Module, name: str, stop: int | None = None) -> list[str]:
 def _of_type(known: dict[str, nn.Module], names: list[str], kind: type) -> list[str]:
     names = [name for name in names if isinstance(known[name], kind)]
     if not names:
+        types = sorted({_type_name(module) for name, module in known.items() if name}) or ["no modules inside"]
         raise UnknownName(
-            f"no layer of type {kind.__name__!r}; the model has {', '.join(_types(known))}. "
-            "`nk.layers(model)` lists the default layers."
+            f"no layer of type {kind.__name__!r}; the model has {', '.join(types)}. "
+            "`nk.layers(model)` lists the default layers.",
+            argument="layers",
         )
     return names
-
-
-def _types(known: dict[str, nn.Module]) -> list[str]:
-    return sorted({_type_name(module) for name, module in known.items() if name}) or ["no modules inside"]
 
 
 def _type_name(module: nn.Module) -> str:

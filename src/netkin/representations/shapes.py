@@ -14,6 +14,9 @@ name        fits                         rows
 `matrix`    n × d, and n as n × 1        the output itself, whichever shape is requested
 =========== ============================ ==============================================================
 
+The shapes `mean`, `tokens` and `last` may be of some positions alone, as ``tokens[1:]``: Python's slices of the valid
+tokens of each sequence, whichever side is padded.
+
 A mask (n × tokens, boolean or integer, true for valid tokens) marks padding. Half-precision outputs are
 raised to float32 before anything is summed. A function from a layer's output to rows also serves as a shape, for
 instance for outputs n × h × w × c or n × c × length, whose dimensions are ambiguous. It gets the output as
@@ -23,7 +26,8 @@ See `batch_axis` for how that axis is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -50,13 +54,29 @@ class TokenMask:
     def __init__(self, mask: Any):
         self._mask = torch.as_tensor(mask)
         self._moved: dict[tuple[str, torch.device], Tensor] = {}
+        self._at: dict[str, TokenMask] = {}
+        self._where = ""  # the positions that it was restricted to
 
     @cached_property
     def tokens(self) -> Tensor:
         """The mask, true for valid tokens, where it came."""
         if self._mask.is_floating_point() or self._mask.is_complex():
-            raise InvalidValue(f"a mask must be boolean or integer, true for valid tokens; got {self._mask.dtype}.")
+            raise InvalidValue(
+                f"a mask must be boolean or integer, true for valid tokens; got {self._mask.dtype}.", argument="mask"
+            )
         return self._mask != 0
+
+    def at(self, positions: str) -> TokenMask:
+        """Return the mask of the tokens at some positions of their sequences, in which padding does not count."""
+        if positions and positions not in self._at:
+            places, lengths = self.tokens.cumsum(1) - 1, self.tokens.sum(1, keepdim=True)
+            where = as_slice(positions)
+            start = where.start if where.start >= 0 else (lengths + where.start).clamp(min=0)
+            stop = lengths if where.stop is None else where.stop if where.stop >= 0 else lengths + where.stop
+            chosen = (places >= start) & (places < stop) & ((places - start) % where.step == 0)
+            self._at[positions] = TokenMask(self.tokens & chosen)
+            self._at[positions]._where = positions
+        return self._at[positions] if positions else self
 
     @cached_property
     def empty(self) -> int:
@@ -77,12 +97,12 @@ class TokenMask:
         self.valid(sequences)
         return self._on("places", sequences.device, lambda: self.tokens.flatten().nonzero()[:, 0])
 
-    def refuse_empty(self) -> None:
+    def require_tokens(self) -> None:
         """Refuse examples without a valid token."""
         if self.empty:
             raise InvalidValue(
-                f"{self.empty} of {len(self.tokens)} examples have no valid token in their mask; "
-                "leave these examples out."
+                f"{self.empty} of {len(self.tokens)} examples have no valid token "
+                f"{f'at the positions {self._where}' if self._where else 'in their mask'}; leave these examples out."
             )
 
     def _on(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -178,6 +198,7 @@ SHAPES: dict[str, Callable[..., Tensor]] = {
 }
 FOR_MAPS = ("pool", "positions", "flatten", "dft")
 FOR_TOKENS = ("mean", "tokens", "cls", "last", "flatten")
+AT_POSITIONS = ("tokens", "mean", "last")  # which may be of some positions alone
 
 
 def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Tensor, str]:
@@ -193,9 +214,22 @@ def rows_of(output: Tensor, shape: Shape = None, mask: Mask = None) -> tuple[Ten
     if output.ndim <= 2:
         rows = output if output.ndim == 2 else output[:, None]
         return (rows if rows.dtype in SUMMED else rows.float()), "matrix"
+    if "[" in name:
+        return _rows_at_positions(output, *split_positions(name), mask)
     name = name or ("mean" if output.ndim == 3 else "pool")
     function = SHAPES[name]
     return (function(output, mask) if name in FOR_TOKENS else function(output)), name
+
+
+def _rows_at_positions(output: Tensor, name: str, positions: str, mask: Mask) -> tuple[Tensor, str]:
+    """Return the rows of some positions of sequences, and the name of the shape with them."""
+    if output.ndim != 3:
+        raise ShapeError(
+            f"positions={positions!r} are those of tokens, and an output of shape {tuple(output.shape)} is taken as "
+            "n × c × space; choose layers of tokens, or leave `positions` out."
+        )
+    name = name or "mean"
+    return SHAPES[name](*at_positions(output, mask, positions)), f"{name}[{positions}]"
 
 
 def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
@@ -205,12 +239,16 @@ def adjoint_rows(gradient: Tensor, name: str, mask: Mask = None) -> Tensor:
     """
     if name == "pool":
         return gradient.sum(dim=tuple(range(2, gradient.ndim)), dtype=_summing_dtype(gradient))
-    if name == "mean":
+    kind, positions = split_positions(name)
+    if kind == "mean":
+        gradient, mask = at_positions(gradient, mask, positions)
         valid = None if mask is None else _never_empty(gradient, mask)
         at_valid = gradient if valid is None else gradient.masked_fill(~valid[..., None], 0)
         return at_valid.sum(dim=1, dtype=_summing_dtype(gradient))
-    if name not in ("matrix", *SHAPES):
-        raise InvalidValue(f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.")
+    if kind not in ("matrix", *SHAPES):
+        raise InvalidValue(
+            f"gradients can't be put in the rows of the function {name!r}; choose {_list(SHAPES)}.", argument="shape"
+        )
     return rows_of(gradient, None if name == "matrix" else name, mask)[0]
 
 
@@ -221,11 +259,103 @@ def shape_name(shape: Shape) -> str:
     if callable(shape):
         name = getattr(shape, "__name__", type(shape).__name__)
         return name if shape is SHAPES.get(name) or name not in SHAPES else f"custom {name}"
-    if shape not in SHAPES:
+    kind, positions = split_positions(shape)
+    if positions and kind in ("", *AT_POSITIONS):
+        return kind + f"[{normal_positions(positions)}]"
+    if positions or kind not in SHAPES:
         raise UnknownName(
-            f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}."
+            f"no shape named {shape!r}{did_you_mean(str(shape), SHAPES) or ';'} there are {_list(SHAPES)}.",
+            argument="shape",
         )
     return shape
+
+
+def split_positions(name: str) -> tuple[str, str]:
+    """Return the name of a shape and the positions that it is of, empty for all.
+
+    Example:
+        >>> split_positions("tokens[1:]"), split_positions("mean")
+        (('tokens', '1:'), ('mean', ''))
+    """
+    kind, bracket, positions = name.partition("[") if name.endswith("]") else (name, "", "")
+    return kind, positions.removesuffix("]") if bracket else ""
+
+
+def has_first(name: str) -> bool:
+    """Return whether the first token of a sequence is among those that a shape of this name is of."""
+    positions = split_positions(name)[1]
+    return not positions or as_slice(positions).start == 0
+
+
+def as_slice(positions: str) -> slice:
+    """Return positions as a slice whose start and step are numbers."""
+    parts = re.fullmatch(r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?", positions) if isinstance(positions, str) else None
+    if parts is None or (parts[3] and not int(parts[3])):
+        raise InvalidValue(
+            "`positions` are written as a slice of a sequence's tokens, such as '1:', '1:-1' or '::4', with steps "
+            f"forwards; got {positions!r}.",
+            argument="positions", value=positions,
+        )  # fmt: skip
+    start, stop, step = (None if part is None else int(part) for part in parts.groups())
+    return slice(start or 0, stop, step or 1)
+
+
+def normal_positions(positions: str) -> str:
+    """Return positions in one way of the several in which they can be written; empty for all.
+
+    Example:
+        >>> [normal_positions(positions) for positions in ("1:", "1::1", "0::4", "0:-1", ":")]
+        ['1:', '1:', '::4', ':-1', '']
+    """
+    where = as_slice(positions)
+    start, stop = where.start or "", "" if where.stop is None else where.stop
+    normal = f"{start}:{stop}" + (f":{where.step}" if where.step > 1 else "")
+    return "" if normal == ":" else normal
+
+
+def with_positions(shape: Shape | Mapping[str, Shape], positions: str | None) -> Any:
+    """Return a shape, or shapes by layer, of some positions alone; those for which they mean nothing are refused."""
+    if not positions or not (positions := normal_positions(positions)):
+        return shape
+    if isinstance(shape, Mapping):
+        return {layer: with_positions(one, positions) for layer, one in shape.items()}
+    kind, before = split_positions(shape_name(shape))
+    if is_custom(shape) or kind not in ("", *AT_POSITIONS) or before not in ("", positions):
+        raise InvalidValue(
+            f"positions={positions!r} go with the shapes {_list(AT_POSITIONS)}; got shape={shape_name(shape)!r}. In a "
+            f"mapping by layers write those of tokens as 'tokens[{positions}]', and leave `positions` out.",
+            argument="positions", value=positions,
+        )  # fmt: skip
+    return f"{kind}[{positions}]"
+
+
+def at_positions(sequences: Tensor, mask: Mask, positions: str) -> tuple[Tensor, Mask]:
+    """Return sequences and their mask, of some positions alone."""
+    if not positions:
+        return sequences, mask
+    if mask is not None:
+        return sequences, token_mask(mask).at(positions)
+    chosen = sequences[:, as_slice(positions)]
+    if not chosen.shape[1]:
+        raise ShapeError(f"positions={positions!r} leave none of the {sequences.shape[1]} tokens of a sequence.")
+    return chosen, None
+
+
+def require_positions(shapes: Iterable[str], positions: str | None) -> None:
+    """Refuse positions where no layer gives tokens, as its shape would say."""
+    names = list(shapes)
+    if positions and normal_positions(positions) and not any(split_positions(shape)[1] for shape in names):
+        raise InvalidValue(
+            f"positions={positions!r} are those of tokens, and no layer gives any: their shapes are "
+            f"{', '.join(sorted(set(names)))}; leave `positions` out.",
+            argument="positions", value=positions,
+        )  # fmt: skip
+
+
+def valid_tokens(mask: Mask, name: str) -> Tensor | None:
+    """Return which tokens are the rows of a shape of this name, examples × tokens; None for others and no mask."""
+    kind, positions = split_positions(name)
+    return token_mask(mask).at(positions).tokens if mask is not None and kind == "tokens" else None
 
 
 def is_custom(shape: Shape) -> TypeGuard[Callable[[Tensor], Tensor]]:
@@ -251,14 +381,16 @@ def shape_for(name: str, shape: Shape | Mapping[str, Shape]) -> Shape:
     return None if key is None else shape[key]
 
 
-def refuse_strange_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
+def require_known_layers(shape: Shape | Mapping[str, Shape], *models: Any) -> None:
     """Refuse a mapping of shapes in which a name or a glob stands for no layer of models or of recorded arrays."""
     if not (isinstance(shape, Mapping) and all(isinstance(model, (nn.Module, Mapping)) for model in models)):
         return  # models given by name are loaded elsewhere
     known = [name for model in models for name in (modules(model) if isinstance(model, nn.Module) else model)]
     for key in shape:
         if split_call(key)[0] not in known and not matching_names(known, key):
-            raise UnknownName(f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}")
+            raise UnknownName(
+                f"`shape` has {key!r}, and there is no such layer{hint_for(known, key)}", argument="shape"
+            )
 
 
 def _fitting(output: Tensor, name: str) -> Tensor:
@@ -281,7 +413,7 @@ def token_mask(mask: Any) -> TokenMask:
 def _never_empty(sequences: Tensor, mask: Any) -> Tensor:
     mask = token_mask(mask)
     valid = mask.valid(sequences)
-    mask.refuse_empty()
+    mask.require_tokens()
     return valid
 
 

@@ -218,7 +218,7 @@ class Comparisons(Mapping[Pair, Comparison], Result):
             header[name] = list(dict.fromkeys(getattr(comparison, name) for comparison in self.pairs.values()))
         files.write(path, self.kind, header | {"failed": dict(self.failed)}, arrays, overwrite=overwrite)
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document holds: a document of each pair."""
         return {"comparisons": list(self.pairs.values()), "failed": self.failed}
 

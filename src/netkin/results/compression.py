@@ -111,7 +111,7 @@ class Compression:
         rows = ((asdict(row) | {"notes": " ".join(row.notes)}).values() for row in self.layers)
         return [column.name for column in fields(CompressedLayer)], map(tuple, rows)
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are."""
         return {"quantity": self.quantity}
 

@@ -36,7 +36,7 @@ def distances_of(table: Values) -> np.ndarray:
     A similarity between -1 and 1 becomes its arccosine, an angle; one without such bounds what it lacks to the largest
     value. Of a measure that is not symmetric the mean of both directions counts, or the one that is known.
     """
-    _refuse_missing(table)
+    _require_all_pairs(table)
     values = np.where(np.eye(len(table.values), dtype=bool), np.nan, table.values)
     if table.higher_is_closer:
         values = np.arccos(np.clip(values, -1, 1)) if are_angles(table) else np.nanmax(values) - values
@@ -93,12 +93,12 @@ def clusters_of(distances: np.ndarray, count: int | None = None) -> tuple[int, .
 
     most = len(distances)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most):
-        raise InvalidValue(f"`count` is a number of clusters, 1 to {most}; got {count!r}.")
+        raise InvalidValue(f"`count` is a number of clusters, 1 to {most}; got {count!r}.", argument="count")
     tree = tree_of(distances)
     if count is not None:
         return _numbered(fcluster(tree, count, "maxclust"))
     candidates = [_numbered(fcluster(tree, number, "maxclust")) for number in range(2, most)]
-    return max(candidates, key=lambda clusters: _silhouette(distances, np.array(clusters)), default=tuple(range(most)))
+    return max(candidates, key=lambda clusters: silhouette(distances, np.array(clusters)), default=tuple(range(most)))
 
 
 def adjusted_rand(clusters: Sequence[Any], truth: Sequence[Any]) -> float:
@@ -119,7 +119,7 @@ def adjusted_rand(clusters: Sequence[Any], truth: Sequence[Any]) -> float:
     return 1.0 if first == second == both else float((both - chance) / ((first + second) / 2 - chance))
 
 
-def _refuse_missing(table: Values) -> None:
+def _require_all_pairs(table: Values) -> None:
     """Refuse a table that lacks some pair of networks, in both directions."""
     known = np.isfinite(table.values)
     absent = np.argwhere(~(known | known.T) & ~np.eye(len(known), dtype=bool))
@@ -159,7 +159,7 @@ def _numbered(labels: np.ndarray) -> tuple[int, ...]:
     return tuple(order[label] for label in labels.tolist())
 
 
-def _silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
+def silhouette(apart: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean over clients of (b − a) / max(a, b): a to their own cluster, b to the nearest other."""
     if not labels.any():  # one cluster has no other: networks at equal distances join all at once
         return 0.0

@@ -142,7 +142,8 @@ class Federation(Result):
                 held = "none" if name not in state else f"one of shape {state[name].shape}"
                 raise ShapeError(
                     f"`like` has a weight {name!r} of shape {tuple(tensor.shape)}, and the federation {held}; give "
-                    "the network that was federated."
+                    "the network that was federated.",
+                    argument="like",
                 )
             tensor.detach().copy_(tensor.new_tensor(state[name]))
         return made
@@ -204,7 +205,7 @@ class Federation(Result):
         rows = self.rows()
         return tuple(rows[0] if rows else COLUMNS), (tuple(row.values()) for row in rows)
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields."""
         return {"quantity": self.quantity, "mean_accuracy": self.mean_accuracy, "clusters": self.clusters}
 

@@ -61,7 +61,7 @@ def fits(identifier: str, table_id: str, parameters: Mapping[str, Any]) -> bool:
 
 
 def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call):  # a method as a parameter: agreement(how=reduced_rank(k=8))
+    if isinstance(node, ast.Call):  # a method as a parameter: agreement(method=reduced_rank(k=8))
         return ast.unparse(node)
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
@@ -156,16 +156,16 @@ def has_networks(comparison: Comparison) -> bool:
     return any(table.axes[0] == "network" for table in comparison.tables.values())
 
 
-def is_worth(table: Values) -> bool:
+def is_score(table: Values) -> bool:
     """Return whether a table holds scores of stitches, and not similarities of layers."""
-    return table.quantity.is_worth
+    return table.quantity.is_score
 
 
 def models_in_words(comparison: Comparison) -> str:
     """Return which models were compared, or stitched, and which of them is in the rows of a matrix."""
     tables = list(comparison.tables.values())
     rows, columns = ("", "") if listed_pairs(tables) else (" (rows)", " (columns)")
-    verb = "stitched into" if any(map(is_worth, tables)) else "and"
+    verb = "stitched into" if any(map(is_score, tables)) else "and"
     return f"{comparison.a}{rows} {verb} {comparison.b}{columns}, layer by layer"
 
 
@@ -181,12 +181,12 @@ def is_apart(table: Values) -> bool:
 
 def pair_label(tables: Iterable[Values], a: str, b: str) -> str:
     """Return the name of a pair of layers: one name where both have the same."""
-    return a if a == b else f"{a} {'→' if any(map(is_worth, tables)) else '×'} {b}"
+    return a if a == b else f"{a} {'→' if any(map(is_score, tables)) else '×'} {b}"
 
 
 def column_label(table: Values) -> str:
     """Return what distinguishes a table from others of its name: how layers were stitched, or the whole id."""
-    return str(table.quantity.parameters.get("how", table.id)) if is_worth(table) else table.id
+    return str(table.quantity.parameters.get("method", table.id)) if is_score(table) else table.id
 
 
 def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
@@ -199,7 +199,7 @@ def tables_by_name(tables: Iterable[Values]) -> dict[str, list[Values]]:
 
 def direction(table: Values) -> str:
     """Return the direction of a measure as text."""
-    if is_worth(table):
+    if is_score(table):
         return f"{worth_of(table)} ({'higher' if table.higher_is_closer else 'lower'} is better)"
     return "similarity (higher is closer)" if table.higher_is_closer else "distance (lower is closer)"
 

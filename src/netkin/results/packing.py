@@ -21,7 +21,7 @@ from netkin.results.records import (
     Header,
     NamedArrays,
     as_type,
-    described,
+    describe_value,
     field_types,
     packed,
     plain,
@@ -181,7 +181,8 @@ def _columns(records: Sequence[Any], arrays: NamedArrays) -> Header:
         values = [getattr(record, name) for record in records]
         # told apart as texts, where 1 and 1.0 differ; many records share few objects, which are described once
         texts = {
-            id(value): json.dumps(described(value, {})) for value in {id(value): value for value in values}.values()
+            id(value): json.dumps(describe_value(value, {}))
+            for value in {id(value): value for value in values}.values()
         }
         places: dict[str, int] = {}
         column = [places.setdefault(texts[id(value)], len(places)) for value in values]

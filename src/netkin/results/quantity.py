@@ -15,7 +15,7 @@ Parameter = bool | int | float | str | None
 class Quantity(FrozenRecord):
     """What a number is. Measures, transfer scores, scores of stitches and accuracies are quantities; tables carry them.
 
-    `kind` is "similarity" or "distance" by the direction, or "worth" for scores of models and stitches; `unit` is empty
+    `kind` is "similarity" or "distance" by the direction, or "score" for scores of models and stitches; `unit` is empty
     for shares and correlations. `convention` distinguishes the number from others of its name. `means` and
     `cannot_see` are sentences for readers: what a value means, and what it does not detect. `error` says how its
     standard error is found where that is not the jackknife over chunks of examples, or why it has none, and
@@ -47,14 +47,14 @@ class Quantity(FrozenRecord):
         freeze(self, kind=self.kind or ("similarity" if self.higher_is_closer else "distance"))
 
     @property
-    def is_worth(self) -> bool:
+    def is_score(self) -> bool:
         """Whether it scores models or stitches, and is no similarity of layers."""
-        return self.kind == "worth"
+        return self.kind == "score"
 
 
 ACCURACY = Quantity(
     id="accuracy",
-    kind="worth",
+    kind="score",
     bounds=(0, 1),
     means="The share of examples that a network predicts right.",
     cannot_see="How sure the predictions are, and which classes are confused.",

@@ -53,7 +53,7 @@ class Ranking(Result):
     @property
     def models(self) -> tuple[str, ...]:
         """The models by rank, the best first; those without a value come last."""
-        values, sign = self._row(self.score), self._sign(self.score)
+        values, sign = self._row(self.score), 1 if self.tables[self.score].higher_is_closer else -1
         order = np.where(np.isnan(values), np.inf, -sign * values).argsort(kind="stable")
         return tuple(self._unranked[place] for place in order)
 
@@ -235,7 +235,7 @@ class Ranking(Result):
                 known = (None if math.isnan(number) else number for number in (value, error, difference.value))
                 yield model, score, *known, difference.error, difference.clear, why
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the conclusion, and a row for each score and model."""
         return {"conclusion": self.conclusion, "ranks": [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]}
 
@@ -262,6 +262,3 @@ class Ranking(Result):
 
     def _row(self, score: str) -> np.ndarray:
         return self.tables[score].values[0]
-
-    def _sign(self, score: str) -> int:
-        return 1 if self.tables[score].higher_is_closer else -1

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from netkin.errors import NameClash, needed, refuse_half_characters
+from netkin.errors import NameClash, import_optional, require_utf8
 
 MOST = 4096  # values that are shared at once
 PLAIN = frozenset({str, int, float, bool, NoneType})
@@ -39,7 +39,7 @@ def now() -> str:
 
 def optional(package: str) -> Any:
     """Return the optional `package`, or refuse with the name of the extra that brings it."""
-    return needed(package, package, f"`to_{package}`")
+    return import_optional(package, package, f"`to_{package}`")
 
 
 # --- immutable records ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def distinct(names: Any, what: str) -> tuple[str, ...]:
         twice = next(name for name in names if names.count(name) > 1)
         raise NameClash(f"{what} must have distinct names; {twice!r} occurs {names.count(twice)} times.")
     if names not in _SHARED:
-        refuse_half_characters(names)
+        require_utf8(names)
     return _SHARED.get(names) or _share(names, names)
 
 
@@ -151,7 +151,7 @@ def _same(first: Any, second: Any) -> bool:
 def packed(record: Any) -> tuple[Header, NamedArrays]:
     """Return a record as a header for JSON and its arrays."""
     arrays: NamedArrays = {}
-    return {name: described(getattr(record, name), arrays, name) for name in field_types(type(record))}, arrays
+    return {name: describe_value(getattr(record, name), arrays, name) for name in field_types(type(record))}, arrays
 
 
 def plain(value: Any) -> Any:
@@ -160,10 +160,10 @@ def plain(value: Any) -> Any:
     NumPy's numbers become Python's, what is not finite becomes null, and a record adds what its method `derived` reads
     off it, without its fields that are `left_out`.
     """
-    return described(value, None)
+    return describe_value(value, None)
 
 
-def described(value: Any, arrays: NamedArrays | None, key: str = "") -> Any:
+def describe_value(value: Any, arrays: NamedArrays | None, key: str = "") -> Any:
     """Return the description of a value for a file, whose arrays are put into `arrays`, or without these a document."""
     if isinstance(value, np.ndarray):
         if arrays is None:
@@ -179,9 +179,9 @@ def described(value: Any, arrays: NamedArrays | None, key: str = "") -> Any:
     if isinstance(value, Mapping):
         if any(isinstance(pair, tuple) for pair in value):
             return by_reason(value)
-        return {str(name): described(item, arrays, f"{key}/{name}") for name, item in value.items()}
+        return {str(name): describe_value(item, arrays, f"{key}/{name}") for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [described(item, arrays, f"{key}/{place}") for place, item in enumerate(value)]
+        return [describe_value(item, arrays, f"{key}/{place}") for place, item in enumerate(value)]
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):  # which JSON does not know
         return None if arrays is None else {"float": str(value)}
@@ -192,7 +192,7 @@ def _shown_fields(record: Any) -> Header:
     """Return what a document says of a record."""
     names = () if isinstance(record, Mapping) else field_types(type(record))
     shown = {name: getattr(record, name) for name in names if name not in getattr(record, "left_out", ())}
-    return shown | (record.derived() if hasattr(record, "derived") else {})
+    return shown | (record.derived_fields() if hasattr(record, "derived_fields") else {})
 
 
 def by_reason(reasons: Mapping[tuple[str, str], str]) -> dict[str, list[list[str]]]:

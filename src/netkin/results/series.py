@@ -176,7 +176,7 @@ class Series(Result):
         late = [self.final_step if step is None else step for step in settling]
         return trend(late, never=settling.count(None), early=len(steps) - len(settling))
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the layers, the caveats, and when which layer settles."""
         facts = {name: getattr(self, name) for name in ("layers", "caveats", "complete")}
         return facts | {"measures": {measure: self._settling(measure) for measure in self.measures}}

@@ -69,7 +69,7 @@ class SideBySide(FrozenRecord):
         moved = [change for change in self.changes if abs(change.difference) > 0]
         return tuple(sorted(moved, key=lambda change: -abs(change.difference)))
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says instead of the changes: each as a mapping."""
         rows = [
             dict(zip(self.columns, change.names, strict=True))

@@ -142,7 +142,7 @@ class TaskAccuracies(Result):
                 for j, task in enumerate(self.tasks):
                     yield seed, after, task, float(self.accuracies[s, i, j])
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are, and ACC, BWT and FWT."""
         metrics = {name: {"mean": mean, "error": error} for name, (mean, error) in self.metrics().items()}
         return {"quantity": self.quantity, "metrics": metrics}
@@ -185,7 +185,7 @@ class TaskEnsembles(Result):
     def __repr__(self) -> str:
         return f"TaskEnsembles({self.similarity!r}, {self.choice!r}, {len(self.tasks)} tasks, {len(self.seeds)} seeds)"
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: what the accuracies are, and their means."""
         metrics = {name: {"mean": mean, "error": error} for name, (mean, error) in self.metrics().items()}
         return {"quantity": ACCURACY, "metrics": metrics}

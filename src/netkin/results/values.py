@@ -112,7 +112,7 @@ class Values(FrozenRecord):
     def __post_init__(self) -> None:
         super().__post_init__()
         freeze(self, layers_a=distinct(self.layers_a, "rows"), layers_b=distinct(self.layers_b, "columns"))
-        self._refuse_nan_without_reason()
+        self._require_reasons()
         self._complete_errors()
 
     @property
@@ -237,7 +237,7 @@ class Values(FrozenRecord):
         parameters = {f"parameter_{name}": value for name, value in self.quantity.parameters.items()}
         return known | {"statistic": self.statistic, "exactness": self.exactness} | flags | parameters
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: the best matches, and the ends of the 95 % intervals."""
         low, high = self.interval() if self.chunk_sizes else (None, None)
         matches = []
@@ -289,7 +289,7 @@ class Values(FrozenRecord):
             at_bound |= np.abs(self.values - end) <= NEAR * size
         return at_bound
 
-    def _refuse_nan_without_reason(self) -> None:
+    def _require_reasons(self) -> None:
         """Refuse a missing value without a reason, and a reason beside a value."""
         explained = np.zeros(self.values.shape, dtype=bool)
         for pair in self.missing:
@@ -380,7 +380,9 @@ def student_quantile(chunks: int, level: float = 0.95) -> float:
     from scipy.special import stdtrit
 
     if not 0 < level < 1:
-        raise InvalidValue(f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.")
+        raise InvalidValue(
+            f"the level of an interval must lie between 0 and 1, as 0.95; got {level}.", argument="level"
+        )
     return float(stdtrit(chunks - 1, (1 + level) / 2))
 
 

@@ -92,7 +92,7 @@ class WeightSparsity:
         columns = zip(*(getattr(row, key) for row in self.layers), strict=True)
         return tuple(sum(column) / count if count else math.nan for column in columns)
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: sums over the layers."""
         facts: dict[str, Any] = {}
         for key, relative in (("epsilon_sparsity", False), ("relative_epsilon_sparsity", True)):
@@ -205,7 +205,7 @@ class SparsityStudy(Result):
         )
         return ("network", *COLUMNS), rows
 
-    def derived(self) -> dict[str, Any]:
+    def derived_fields(self) -> dict[str, Any]:
         """Return what a document says beside the fields: mean similarities, accuracies, and what these are."""
         accuracies = {name: self.accuracy(name) for name in self.names if math.isfinite(self.accuracy(name))}
         means = {name: self.mean_similarity(name) for name in self.interlayer}

@@ -209,13 +209,13 @@ class CharLSTM(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Return scores for the next character at every place of sequences of whole numbers."""
         if not torch.compiler.is_compiling():
-            self._refuse_unknown(int(characters.max()))
+            self._require_known_characters(int(characters.max()))
         states = self.embedding(characters)
         for number in range(1, self.depth + 1):
             states, _ = self.get_submodule(f"lstm{number}")(states)
         return self.out(states)
 
-    def _refuse_unknown(self, largest: int) -> None:
+    def _require_known_characters(self, largest: int) -> None:
         if largest >= self.vocabulary:
             raise ForwardError(
                 f"the text has a character number {largest} and this network knows {self.vocabulary} characters; "
@@ -369,15 +369,6 @@ def architecture(name: str) -> Callable[[], nn.Module]:
         raise UnknownName(f"no reference architecture named {plain!r}{near or '.'} There are {known}.")
     builder = ARCHITECTURES[plain]
     return partial(builder, **typed_options(builder, options, f"netkin:{plain}")) if options else builder
-
-
-def described(name: str) -> str:
-    """Return one line on the reference architecture `name`."""
-    builder = ARCHITECTURES[name]
-    if isinstance(builder, partial):
-        shortcuts = "shortcuts without parameters" if name.endswith("a") else "1 × 1-convolution shortcuts"
-        return f"CIFAR ResNet-{builder.args[0]} with {shortcuts}."
-    return (builder.__doc__ or "").strip().splitlines()[0].replace("Return a fresh ", "")
 
 
 def seeded(builder: Callable[[], Built], seed: int = 0) -> Built:

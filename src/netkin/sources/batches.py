@@ -26,7 +26,7 @@ from netkin.sources.names import in_short
 
 LabelledData = tuple[Tensor, Tensor]  # inputs and labels
 # what is stored, its labels, and how a batch of the stored becomes what a model is fed
-LoadedExamples = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+LoadedExamples = tuple[Tensor, Tensor | None, Callable[[Tensor], Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,9 +41,10 @@ class Batches:
     stored: Tensor
     labels: Tensor | None = None
     batch_size: int = 128
-    prepare: Callable[[Tensor], Tensor] = torch.Tensor.float
+    prepare: Callable[[Tensor], Any] = torch.Tensor.float
     are_characters: bool = False  # of a text that no tokenizer has split
     classes: tuple[str, ...] = ()  # their names, in the order of the labels, where the data have any
+    is_sample: bool = False  # drawn by `sample`, so that examples are not at their own numbers
 
     def __repr__(self) -> str:
         labels = "" if self.labels is None else ", with labels"
@@ -55,9 +56,24 @@ class Batches:
         return len(self.stored)
 
     @property
-    def images(self) -> Tensor:
+    def texts(self) -> str:
+        """What identifies the texts, of which the numbers are stored; empty where the examples are."""
+        return getattr(getattr(self.prepare, "texts", None), "content", "")
+
+    @property
+    def split_by(self) -> str:
+        """What identifies the tokenizer that has split texts; empty for other data."""
+        return getattr(self.prepare, "split_by", "")
+
+    @property
+    def images(self) -> Any:
         """All examples at once, as a model is fed them."""
         return self.prepare(self.stored)
+
+    def counts(self, start: int = 0, stop: int | None = None) -> dict[str, int]:
+        """Return what was made of the texts among the examples `start` to `stop`; empty for other data."""
+        count = getattr(self.prepare, "counts", None)
+        return {} if count is None else count(self.stored[start:stop])
 
     def part(self, start: int, stop: int) -> Batches:
         """Return the examples `start` to `stop`, without preparing any others."""
@@ -75,6 +91,32 @@ class Batches:
             yield images if self.labels is None else (images, self.labels[rows])
 
 
+@dataclass(frozen=True)
+class OwnBatches:
+    """The same examples as each of several models takes them, in the order of the models."""
+
+    of: tuple[Batches, ...]
+
+    @property
+    def name(self) -> str:
+        return " and ".join(dict.fromkeys(batches.name for batches in self.of))
+
+    @property
+    def examples(self) -> int:
+        return self.of[0].examples
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.refusal
+
+    @property
+    def refusal(self) -> SourceError:
+        """Why they are no data for one model, and what to do."""
+        return SourceError(
+            f"the models have different tokenizers, so that {self.name!r} are fed to each in its own way; give data to "
+            "each of them, as in `nk.ModelInput(model, data=...)`, or choose one tokenizer by `tokenizer=DIR`."
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Borrowed:
     """Batches from a user's function; if they can be iterated only once, `again` makes them anew each time."""
@@ -82,6 +124,7 @@ class Borrowed:
     name: str
     batches: Iterable[Any]
     again: Callable[[], Iterable[Any]] | None = None
+    is_sample: bool = False
 
     def __repr__(self) -> str:
         return f"Borrowed({self.name!r}{'' if self.examples is None else f', {self.examples:,} examples'})"
@@ -121,7 +164,7 @@ def as_they_are(examples: Tensor) -> Tensor:
     return examples
 
 
-Data = Batches | Borrowed
+Data = Batches | Borrowed | OwnBatches
 
 
 def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = False) -> Data:
@@ -139,8 +182,11 @@ def sample(data: Data, examples: int | None, *, seed: int = 0, balanced: bool = 
     """
     if examples is None:
         return data
+    if isinstance(data, OwnBatches):  # as many of each, so that the same are drawn
+        own = (sample(batches, examples, seed=seed, balanced=balanced) for batches in data.of)
+        return OwnBatches(tuple(batches for batches in own if isinstance(batches, Batches)))
     if examples < 1:
-        raise InvalidValue(f"`examples` must be at least 1; got {examples}.")
+        raise InvalidValue(f"`examples` must be at least 1; got {examples}.", argument="examples")
     total = data.examples if _is_indexable(data) else None
     if total is None:
         if balanced:
@@ -187,7 +233,7 @@ def _inputs(data: Any, examples: int | None) -> Tensor | np.ndarray | None:
     """Return the inputs of data that are in memory; None for others, which would have to be read."""
     inputs = data
     if isinstance(data, Batches):
-        inputs = data.stored
+        inputs = None if data.texts else data.stored
     elif isinstance(data, list) and data:
         firsts = [_first(batch) for batch in data]
         are_alike = all(isinstance(first, Tensor) and _has_rows(first) for first in firsts) and (
@@ -221,7 +267,7 @@ def _first(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
 
 
-def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
+def _balanced(data: Batches | Borrowed, examples: int, drawn: torch.Generator) -> Tensor:
     """Return the positions of equally many examples of each class; a remainder goes to classes drawn at random."""
     labels = _labels(data)
     if labels is None:
@@ -230,7 +276,8 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
     if examples < len(classes):
         raise InvalidValue(
             f"{examples:,} examples can't be spread over the {len(classes):,} classes of {data.name!r}; take at least "
-            f"{len(classes):,}."
+            f"{len(classes):,}.",
+            argument="examples",
         )
     wanted = torch.full((len(classes),), examples // len(classes))
     wanted[torch.randperm(len(classes), generator=drawn)[: examples % len(classes)]] += 1
@@ -238,7 +285,8 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
         rare = int(counts.argmin())
         raise InvalidValue(
             f"class {int(classes[rare])} of {data.name!r} has {int(counts[rare]):,} examples, too few for a balanced "
-            f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}."
+            f"sample of {examples:,} over {len(classes):,} classes; take at most {int(counts[rare]) * len(classes):,}.",
+            argument="examples",
         )
     chosen = list[Tensor]()
     for number, count in zip(classes, wanted.tolist(), strict=True):
@@ -247,10 +295,10 @@ def _balanced(data: Data, examples: int, drawn: torch.Generator) -> Tensor:
     return torch.cat(chosen)
 
 
-def _picked(data: Data, places: Tensor, name: str) -> Data:
+def _picked(data: Batches | Borrowed, places: Tensor, name: str) -> Data:
     if isinstance(data, Batches):
         labels = None if data.labels is None else data.labels[places]
-        return replace(data, name=name, stored=data.stored[places], labels=labels)
+        return replace(data, name=name, stored=data.stored[places], labels=labels, is_sample=True)
     loader: Any = data.batches
     chosen = DataLoader(
         Subset(loader.dataset, places.tolist()),
@@ -260,10 +308,10 @@ def _picked(data: Data, places: Tensor, name: str) -> Data:
         pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
     )
-    return replace(data, name=name, batches=chosen)
+    return replace(data, name=name, batches=chosen, is_sample=True)
 
 
-def _is_indexable(data: Data) -> bool:
+def _is_indexable(data: Batches | Borrowed) -> bool:
     """Return whether every example of the data can be reached by its number."""
     if isinstance(data, Batches):
         return True
@@ -276,7 +324,7 @@ def _is_indexable(data: Data) -> bool:
     return plain and whole and len(loader.sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
 
-def _labels(data: Data) -> Tensor | None:
+def _labels(data: Batches | Borrowed) -> Tensor | None:
     """Return the class numbers of all examples, or None where they are not known without running through the data."""
     labels = data.labels if isinstance(data, Batches) else _labels_of(data.batches.dataset)  # type: ignore[attr-defined]
     if labels is None:
@@ -294,7 +342,7 @@ def _labels_of(dataset: Any) -> Any:
     return getattr(dataset, "targets", getattr(dataset, "labels", None))
 
 
-def _without_labels(data: Data) -> str:
+def _without_labels(data: Batches | Borrowed) -> str:
     return (
         f"the classes of {data.name!r} are not known, so no balanced sample of them can be drawn; use data with "
         "labels, such as an image folder, or a Dataset with the attribute `targets`."

@@ -1,9 +1,9 @@
-"""Data sets by name: `NAME[,option=value]:PLACE`, or `package.module:function`."""
+"""Data sets by name: `NAME[,option=value]:PLACE`, or `package.module:function`; and lists of texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,21 @@ from typing import Any
 from torch import Tensor, uint8
 from torch.utils.data import DataLoader, Dataset
 
-from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, refuse_half_characters
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, require_utf8
 from netkin.sources.architectures import CharLSTM
-from netkin.sources.batches import Batches, Borrowed, LoadedExamples, as_they_are
-from netkin.sources.examples import class_folders, digits, image_folder, npz, text
-from netkin.sources.models import load_processor, preprocessing
-from netkin.sources.names import call_named, find_function, refusing_unreadable, split_options, typed_options
-from netkin.sources.published import cifar10, cifar100, mnist, svhn
+from netkin.sources.batches import Batches, Borrowed, Data, LoadedExamples, OwnBatches, as_they_are
+from netkin.sources.examples import class_folders, digits, image_folder, npz
+from netkin.sources.models import is_huggingface_name, load_processor, preprocessing, split_huggingface
+from netkin.sources.names import (
+    call_named,
+    find_function,
+    read_json,
+    refusing_unreadable,
+    split_options,
+    typed_options,
+)
+from netkin.sources.published_images import cifar10, cifar100, mnist, svhn
+from netkin.sources.tokenized import is_by_text, is_texts, text, tokenizer_name
 
 __all__ = ["CATALOGUE", "Batches", "Borrowed", "DataSource", "load_data"]
 
@@ -110,11 +118,13 @@ CATALOGUE: list[DataSource] = [
     ),
     DataSource(
         "text",
-        "characters as whole numbers in pieces of 64, for netkin:char_lstm; tokens for hf:DIR",
-        "FILE: text in UTF-8",
-        "text,window=128:input.txt",
+        "tokens for hf:DIR, of lines, rows of a table or packed; characters for netkin:char_lstm (parquet and arrow "
+        "need netkin[arrow])",
+        "FILE: text in UTF-8, .jsonl, .csv, .tsv, .parquet or .arrow; DIR of `save_to_disk`, of parquet, arrow or .txt",
+        "text,each=line:input.txt",
         text,
-        options="window=CHARACTERS or tokens; tokenizer=DIR of a Hugging Face model",
+        options="each=window (default for text), line, paragraph, document or row (default for tables); column=NAME of "
+        "a table; length=TOKENS at most (512); window=CHARACTERS or tokens (64); tokenizer=DIR of a Hugging Face model",
     ),
     DataSource(
         "package.module:function",
@@ -126,7 +136,7 @@ CATALOGUE: list[DataSource] = [
 NAMED = {source.name: source for source in CATALOGUE if source.load}
 
 
-def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), **options: Any) -> Batches | Borrowed:
+def load_data(spec: str | Sequence[Any], batch_size: int = 128, *, models: Sequence[Any] = (), **options: Any) -> Data:
     """Return the data that `spec` names, as batches that can be walked through again and again.
 
     `spec` is `KIND:PLACE`; `CATALOGUE` and `netkin list data` list the kinds and where each is looked for.
@@ -136,32 +146,45 @@ def load_data(spec: str, batch_size: int = 128, *, models: Sequence[Any] = (), *
     arguments and returns an iterable of batches, a Dataset, a DataLoader or a tensor; it may lie in the current
     directory.
 
+    A list of texts, or of chats as lists of messages, stands for itself and takes the options of `text`; there
+    `tokenizer` may also be a tokenizer of transformers.
+
     `models` are the models that will be fed, by name or live. For `hf:DIR` text is split by the tokenizer in that
     folder, and images pass through its image processor unless `normalise` is given: so `text:FILE` means
     `text,tokenizer=DIR:FILE`, and `images:PHOTOS` means `images,processor=DIR:PHOTOS`. For a live Hugging Face model
-    text is split by the tokenizer in the folder from which it was loaded.
+    text is split by the tokenizer in the folder from which it was loaded. Where tokenizers of models differ and each
+    text is an example, each model gets the texts as its own tokenizer splits them.
 
     Example:
         >>> images, labels = next(iter(load_data("digits:test", batch_size=32)))
         >>> images.shape
         torch.Size([32, 1, 8, 8])
     """
+    if not isinstance(spec, str):
+        if not is_texts(spec):
+            raise InvalidValue(f"data are a name, or a list of texts or of chats; got {type(spec).__name__}.")
+        return _named(NAMED["text"], "texts", spec, options, batch_size, models)
     named = re.fullmatch(r"([^=:,@/\\]+)=(.+)", spec)
     if named:
-        refuse_half_characters([named[1]])
-        return replace(_loaded(named[2], batch_size, models, options), name=named[1].strip())
-    refuse_half_characters([spec], "; name the data, as in `NAME=KIND:PLACE`")
+        require_utf8([named[1]])
+        data = _loaded(named[2], batch_size, models, options)
+        if isinstance(data, OwnBatches):
+            return OwnBatches(tuple(replace(batches, name=named[1].strip()) for batches in data.of))
+        return replace(data, name=named[1].strip())
+    require_utf8([spec], "; name the data, as in `NAME=KIND:PLACE`")
     return _loaded(spec, batch_size, models, options)
 
 
-def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str, Any]) -> Batches | Borrowed:
+def _loaded(spec: str, batch_size: int, models: Sequence[Any], options: dict[str, Any]) -> Data:
     if batch_size < 1:
-        raise InvalidValue(f"a batch must hold at least one example; got batch_size={batch_size}.")
+        raise InvalidValue(
+            f"a batch must hold at least one example; got batch_size={batch_size}.", argument="batch_size"
+        )
     head, colon, place = spec.partition(":")
     name = head.partition(",")[0]
     if name in NAMED:
         chosen = split_options(head)[1] | options
-        return _named(NAMED[name], spec, place, chosen | _preprocessing_option(NAMED[name], chosen, models), batch_size)
+        return _named(NAMED[name], spec, place, chosen, batch_size, models)
     if not colon or not place or "," in head:
         near = did_you_mean(name, NAMED)
         if Path(spec).is_dir():
@@ -180,18 +203,28 @@ def _example_name(source: DataSource) -> str:
 KINDS = f"{', '.join(_example_name(source) for source in CATALOGUE[:-1])} or {_example_name(CATALOGUE[-1])}"
 
 
-def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any], batch_size: int) -> Batches:
+def _named(
+    source: DataSource, spec: str, place: Any, options: Mapping[str, Any], batch_size: int, models: Sequence[Any]
+) -> Batches | OwnBatches:
     assert source.load is not None
+    given = [model for model in models if model is not None]
+    if source.name == "text" and "tokenizer" not in options and is_by_text(place, options) and _split_apart(given):
+        own = (_named(source, spec, place, options, batch_size, [model]) for model in given)
+        return OwnBatches(tuple(batches for batches in own if isinstance(batches, Batches)))
+    options = {**options, **_preprocessing_option(source, options, models)}
     if source.needs_place and not place:
         raise SourceError(f"{spec!r} does not say where the data are; write {_example_name(source)[1:-1]!r}.")
     processor = {"processor": options["processor"]} if source.has_images and "processor" in options else {}
     others = {option: value for option, value in options.items() if option not in processor}
     chosen = typed_options(source.load, others, source.name, skip=1)
-    with refusing_unreadable(place):
-        stored, labels, prepare = source.load(place, **chosen)
+    limits = {"_limits": _limits(models)} if source.name == "text" else {}
+    with refusing_unreadable(str(place)):
+        stored, labels, prepare = source.load(place, **chosen, **limits)
         if processor:
             prepare = _processing(stored, processor["processor"], spec)
-    head = ",".join([source.name, *(f"{option}={value}" for option, value in (chosen | processor).items())])
+    words = chosen | processor | ({"tokenizer": tokenizer_name(chosen["tokenizer"])} if "tokenizer" in chosen else {})
+    head = ",".join([source.name, *(f"{option}={value}" for option, value in words.items())])
+    place = place if isinstance(place, str) else f"a list of {len(place):,}"
     by_character = source.name == "text" and not chosen.get("tokenizer")
     name = f"{head}:{place}" if place else head
     folders = class_folders(Path(place).expanduser()) if source.name == "images" and labels is not None else []
@@ -199,9 +232,9 @@ def _named(source: DataSource, spec: str, place: str, options: Mapping[str, Any]
     return Batches(name, stored, labels, batch_size, prepare, by_character, classes)
 
 
-def refuse_characters(data: Any, models: Sequence[Any]) -> None:
+def require_no_characters(data: Any, models: Sequence[Any]) -> None:
     """Refuse to feed characters to Hugging Face models, which take tokens."""
-    named = next((model for model in models if isinstance(model, str) and model.startswith("hf:")), None)
+    named = next((model for model in models if is_huggingface_name(model)), None)
     if named is not None and isinstance(data, Batches) and data.are_characters:
         raise SourceError(
             f"{data.name!r} holds characters, and {named!r} takes tokens; give the data by name, or load them with "
@@ -209,12 +242,22 @@ def refuse_characters(data: Any, models: Sequence[Any]) -> None:
         )
 
 
+def is_to_load(data: Any, models: Iterable[Any]) -> bool:
+    """Return whether data are yet to be loaded: a name, or texts for a Hugging Face model, which has a tokenizer.
+
+    Other models are fed texts as they are, for a `forward` that knows what to do with them.
+    """
+    if isinstance(data, str):
+        return True
+    return is_texts(data) and any(is_huggingface_name(model) or _is_huggingface(model) for model in models)
+
+
 def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models: Sequence[Any]) -> dict[str, str]:
     """Return the tokenizer or image processor that Hugging Face models expect, as an option, if none is given."""
     option = "tokenizer" if source.name == "text" else "processor" if source.has_images else ""
     if not option or option in options or "normalise" in options:
         return {}
-    folders = [model.removeprefix("hf:") for model in models if isinstance(model, str) and model.startswith("hf:")]
+    folders = [split_huggingface(model)[0] for model in models if is_huggingface_name(model)]
     if option == "tokenizer":  # images for live models are prepared by whoever loaded them
         folders += [_folder_of(model) for model in models if _is_huggingface(model)]
     if not folders:
@@ -230,11 +273,50 @@ def _preprocessing_option(source: DataSource, options: Mapping[str, Any], models
     kinds = [preprocessing(folder, "text" if option == "tokenizer" else "images") for folder in folders]
     other = next((folder for folder, kind in zip(folders, kinds, strict=True) if kind != kinds[0]), None)
     if other is not None:
+        by_text = ", or compare them text by text, as with `each=line`" * (option == "tokenizer")
         raise SourceError(
             f"{folders[0]!r} and {other!r} have different {option}s, so their models do not take the same inputs; "
-            f"choose one with `{option}=DIR` after {source.name!r}."
+            f"choose one with `{option}=DIR` after {source.name!r}{by_text}."
         )
     return {option: folders[0]}
+
+
+def _split_apart(models: Sequence[Any]) -> bool:
+    """Return whether models are all of Hugging Face, and have different tokenizers."""
+    if len(models) < 2 or not all(is_huggingface_name(model) or _is_huggingface(model) for model in models):
+        return False
+    folders = [split_huggingface(model)[0] if isinstance(model, str) else _folder_of(model) for model in models]
+    first, *others = (preprocessing(folder, "text") for folder in folders)
+    return any(other != first for other in others)
+
+
+def _limits(models: Sequence[Any]) -> dict[str, Any]:
+    """Return how many tokens of a text, and which ids, all of these Hugging Face models take."""
+    limits: dict[str, Any] = {}
+    for model in models:
+        if is_huggingface_name(model):
+            folder = split_huggingface(model)[0]
+            config = read_json(Path(folder).expanduser() / "config.json", "configuration of a model")
+            rows, name = None, repr(folder)
+        elif _is_huggingface(model):
+            config, rows, name = model.config.to_dict(), _embedding_of(model), f"the {type(model).__name__}"
+        else:
+            continue
+        config = config.get("text_config") or config
+        tokens = config.get("max_position_embeddings") or config.get("n_positions")
+        ids = getattr(rows, "num_embeddings", None) or config.get("vocab_size")
+        if isinstance(tokens, int) and tokens > 0:
+            limits["tokens"] = min(tokens, limits.get("tokens", tokens))
+        if isinstance(ids, int) and ids < limits.get("ids", ids + 1):
+            limits |= {"ids": ids, "ids of": name}
+    return limits
+
+
+def _embedding_of(model: Any) -> Any:
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:  # of one without
+        return None
 
 
 def _reads_characters(model: Any) -> bool:

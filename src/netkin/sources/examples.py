@@ -1,4 +1,4 @@
-"""Examples in files of your own: `images:DIR`, `npz:FILE` (arrays of NumPy), `text:FILE`, and the digits of netkin.
+"""Examples in files of your own: `images:DIR`, `npz:FILE` (arrays of NumPy), and the digits of netkin.
 
 Images are fed as pixels of the mean and standard deviation that a network was trained on.
 """
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from netkin.arrays import label_tensor, plain_array
-from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, needed
+from netkin.errors import InvalidValue, SourceError, UnknownName, did_you_mean, import_optional
 from netkin.sources.batches import LoadedExamples, as_they_are
-from netkin.sources.models import load_tokenizer
-from netkin.sources.names import content, near, reading, refuse_absent
+from netkin.sources.names import content, near, reading, require_file
 
 # mean and standard deviation of each channel of the training images, or what nets take for them; from 0 to 1
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -101,7 +100,9 @@ def image_folder(directory: str, normalise: str = "none", size: int = 0) -> Load
 
 def _pixels(path: Path, size: int) -> np.ndarray:
     """Return an image as height × width × 3 bytes; with a `size` its shorter side, of which the middle is cut out."""
-    pillow, operations = (needed(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps"))
+    pillow, operations = (
+        import_optional(name, "images", "reading image files") for name in ("PIL.Image", "PIL.ImageOps")
+    )
     stored = content(path, "image")  # from a file, Pillow would take memory for chunks of any announced length
     with reading(path, "image of a kind that is read here", "leave it out"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,7 +159,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
     inputs, labels = _arrays(path)
     if channels == "last":
         inputs = np.moveaxis(inputs, -1, 1)
-    _refuse_unpaired(inputs, labels, path)
+    _require_paired(inputs, labels, path)
     stored = torch.from_numpy(np.ascontiguousarray(inputs))
     prepare = normalisation(normalise, inputs.shape[1]) if inputs.dtype == np.uint8 and inputs.ndim == 4 else None
     prepare = prepare or (normalisation("none", 1) if inputs.dtype == np.uint8 else as_they_are)
@@ -166,7 +167,7 @@ def npz(file: str, channels: str = "first", normalise: str = "none") -> LoadedEx
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    refuse_absent(path, "npz file")
+    require_file(path, "npz file")
     with (
         reading(path, "npz file of numbers", "write it with `numpy.savez`; nothing is unpickled"),
         path.open("rb") as file,
@@ -198,7 +199,7 @@ def _numbers(array: np.ndarray, key: str, path: Path) -> np.ndarray:
     return plain_array(array)
 
 
-def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
+def _require_paired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
     if inputs.ndim < 2 or not inputs.size:
         raise SourceError(
             f"the examples in {str(path)!r} have shape {inputs.shape}; the first axis must be the examples, and there "
@@ -206,60 +207,3 @@ def _refuse_unpaired(inputs: np.ndarray, labels: np.ndarray | None, path: Path) 
         )
     if labels is not None and labels.shape[:1] != inputs.shape[:1]:
         raise SourceError(f"{str(path)!r} holds {len(inputs):,} examples and labels of shape {labels.shape}.")
-
-
-def text(file: str, window: int = 64, tokenizer: str = "") -> LoadedExamples:
-    """Return a text in pieces of `window` characters one after the other, each character as a whole number.
-
-    The number is the character's place among all characters of the text, sorted. Labels are the same pieces one
-    character later; what is left at the end is dropped. With `tokenizer`, the folder of a Hugging Face model, pieces
-    are `window` tokens of that model's, special ones included, and have no labels.
-    """
-    path = Path(file).expanduser()
-    if tokenizer:
-        return _tokens(_written(path), window, tokenizer, path), None, as_they_are
-    numbers = _numbered(path)
-    count = (len(numbers) - 1) // window
-    if count < 1:
-        raise _too_short(path, f"{len(numbers):,} characters", window, f"and the one after it need {window + 1}")
-    pieces, following = (numbers[start : start + count * window].reshape(count, window) for start in (0, 1))
-    return torch.from_numpy(pieces.copy()), torch.from_numpy(following.copy()), as_they_are
-
-
-def _tokens(written: str, window: int, folder: str, path: Path) -> torch.Tensor:
-    tokenizer = load_tokenizer(folder)
-    special = tokenizer.num_special_tokens_to_add()
-    if not special < window <= tokenizer.model_max_length:
-        raise SourceError(
-            f"a window of {window} tokens does not fit the model in {folder!r}, which adds {special} special ones and "
-            f"takes at most {tokenizer.model_max_length}; choose another, as in `text,window={special + 16}:FILE`."
-        )
-    # cut here, as `return_overflowing_tokens` of tokenizers 0.23.1 and 0.23.2 loses all but the first piece
-    encoded = tokenizer(written, return_special_tokens_mask=True, verbose=False)
-    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
-    begin = is_special.index(0) if 0 in is_special else special
-    end = len(ids) - (special - begin)
-    length = window - special
-    starts = range(begin, end - length + 1, length)
-    if not starts:
-        raise _too_short(path, f"{len(ids):,} tokens", window, f"needs {window}")
-    return torch.tensor([ids[:begin] + ids[start : start + length] + ids[end:] for start in starts])
-
-
-def _too_short(path: Path, held: str, window: int, needed: str) -> SourceError:
-    return SourceError(
-        f"{str(path)!r} holds {held}; a window of {window} {needed}. Choose a shorter one, as in `text,window=16:FILE`."
-    )
-
-
-def _written(path: Path) -> str:
-    try:
-        # universal newlines as Python's own `open` has them
-        return content(path, "text file").decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{str(path)!r} is no text in UTF-8: byte {error.start:,} fits no character.") from error
-
-
-def _numbered(path: Path) -> np.ndarray:
-    characters = np.frombuffer(_written(path).encode("utf-32-le"), dtype=np.uint32)  # one number for each
-    return np.unique(characters, return_inverse=True)[1].astype(np.int64).ravel()

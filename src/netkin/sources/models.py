@@ -1,4 +1,4 @@
-"""Models by name: `BUILDER[@WEIGHTS]`, `hf:DIR`, or the path of a `.pt2` file.
+"""Models by name: `BUILDER[@WEIGHTS]`, `hf:DIR[,option=value]`, or the path of a `.pt2` file.
 
 `hf:DIR` is a Hugging Face model in a folder written by `save_pretrained`; nothing is ever downloaded. Text and images
 reach such a model through the tokenizer and the image processor that lie in its folder.
@@ -6,6 +6,11 @@ reach such a model through the tokenizer and the image processor that lie in its
 
 from __future__ import annotations
 
+import filecmp
+import json
+import logging
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.errors import FileError, SourceError, did_you_mean, needed
+from netkin.errors import FileError, InvalidValue, NetkinError, SourceError, did_you_mean, import_optional
 from netkin.files import read_header
 from netkin.sources.architectures import ARCHITECTURES, architecture, seeded
-from netkin.sources.exported import load_exported
+from netkin.sources.exported_programs import load_exported
 from netkin.sources.names import (
     call_named,
     content,
@@ -27,10 +32,11 @@ from netkin.sources.names import (
     in_short,
     near,
     read_json,
-    refuse_absent,
     refusing_unreadable,
+    require_file,
+    typed_options,
 )
-from netkin.sources.weights import keep_note, listed, load_weights, refuse_hostile
+from netkin.sources.weights import keep_note, list_names, load_weights, mismatches, read_state, require_harmless
 
 # who rebuilds a compressed model from its file and the original network; imported when one is asked for
 COMPRESSED = ("netkin.applications.compression", "load_compressed")
@@ -38,6 +44,10 @@ _TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt"),
     *("spiece.model", "sentencepiece.bpe.model"),
 )
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# keys that say where a tokenizer came from, which differ between copies of one
+_PLACES = ("is_local", "local_files_only", "name_or_path")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _PROCESSOR = "preprocessor_config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -52,7 +62,11 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
       a `.safetensors` file or a state dict saved by torch, or a compressed model as `nk.save_compressed` writes it,
       for which the builder makes the original network. Without weights the model has fresh ones, drawn from `seed`, and
       results say so; torch's global random state is not changed.
-    - `hf:DIR`, a Hugging Face model in the folder that `save_pretrained` wrote.
+    - `hf:DIR[,option=value]`, a Hugging Face model in the folder that `save_pretrained` wrote. Options are
+      `dtype=float32`, `float16`, `bfloat16` or `auto` (that of its files, the default); `adapter=DIR`, an adapter that
+      PEFT saved for this model as safetensors; `device_map=auto` or the name of a device, by which accelerate places
+      the model, and fetches from the host or from disk, layer by layer, what does not fit; with it `memory=24GB`, the
+      most that may stay in the host's memory, and `offload=DIR`, a folder for the rest.
     - the path of an exported program, which ends in `.pt2`.
 
     Example:
@@ -63,19 +77,21 @@ def load_model(spec: str, seed: int = 0) -> nn.Module:
         return in_evaluation(_loaded(spec, seed))
 
 
-def refuse_unknown_model(spec: str) -> None:
+def require_known_model(spec: str) -> None:
     """Refuse a name of no model, as far as this can be seen without loading it."""
     with refusing_unreadable(spec):
         builder, _, weights = spec.partition("@")
-        if spec.startswith("hf:") and spec != "hf:":
-            _config(Path(spec.removeprefix("hf:")).expanduser())
+        if is_huggingface_name(spec):
+            folder, options = split_huggingface(spec)
+            _config(Path(folder).expanduser())
+            _adapter_of(options, folder)
         elif spec.endswith(".pt2") and ":" not in builder:
-            refuse_absent(Path(spec).expanduser())
+            require_file(Path(spec).expanduser())
         else:
-            _refuse_no_weights(spec)
+            _require_named_weights(spec)
             _builder(builder)
             if weights:
-                refuse_absent(Path(weights).expanduser(), "weights file")
+                require_file(Path(weights).expanduser(), "weights file")
 
 
 def names_weights(spec: str) -> bool:
@@ -89,13 +105,14 @@ def in_evaluation(model: nn.Module) -> nn.Module:
 
 
 def _loaded(spec: str, seed: int) -> nn.Module:
-    if spec.startswith("hf:") and spec != "hf:":
-        return seeded(partial(load_huggingface, spec.removeprefix("hf:")))
+    if is_huggingface_name(spec):
+        folder, options = split_huggingface(spec)
+        return seeded(partial(load_huggingface, folder, **options))
     # no builder's name holds an "@", while a path may
     builder, _, weights = spec.partition("@")
     if spec.endswith(".pt2") and ":" not in builder:
         return load_exported(Path(spec).expanduser())
-    _refuse_no_weights(spec)
+    _require_named_weights(spec)
     model, drawn_from = seeded(partial(_watched, _builder(builder)), seed)
     if weights and _is_compressed(Path(weights).expanduser()):
         module, function = COMPRESSED
@@ -108,7 +125,7 @@ def _loaded(spec: str, seed: int) -> nn.Module:
     return model
 
 
-def _refuse_no_weights(spec: str) -> None:
+def _require_named_weights(spec: str) -> None:
     _, at, weights = spec.partition("@")
     if at and not weights:
         raise SourceError(f"{spec!r} names no weights after the '@'; write {spec + 'FILE'!r} or leave the '@' out.")
@@ -169,15 +186,54 @@ def _not_a_builder(name: str) -> str:
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def load_huggingface(directory: str) -> nn.Module:
+DTYPES = ("float32", "float16", "bfloat16", "auto")
+# kinds of PEFT that change weights, and no inputs; others make a prompt by a tokenizer that their file names
+ADAPTERS = ("LORA", "LOHA", "LOKR", "IA3")
+_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_huggingface_name(spec: Any) -> bool:
+    """Return whether a model's name is that of a Hugging Face model."""
+    return isinstance(spec, str) and spec.startswith("hf:") and spec != "hf:"
+
+
+def split_huggingface(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the folder and the options of `hf:DIR,option=value,...`; a folder's own name may hold commas.
+
+    Example:
+        >>> split_huggingface("hf:models/bert,dtype=bfloat16")
+        ('models/bert', {'dtype': 'bfloat16'})
+    """
+    folder, options = spec.removeprefix("hf:"), dict[str, str]()
+    while not Path(folder).expanduser().is_dir() and (found := re.fullmatch(r"(.+),(\w+)=([^,]+)", folder)):
+        folder = found[1]
+        options = {found[2]: found[3]} | options
+    return folder, typed_options(load_huggingface, options, "hf:DIR", skip=1)
+
+
+def load_huggingface(
+    directory: str, dtype: str = "auto", adapter: str = "", device_map: str = "", memory: str = "", offload: str = ""
+) -> nn.Module:
     """Return the model in a folder written by `save_pretrained`, with the head that its configuration names.
 
     Weights are safetensors where there are any, otherwise a `pytorch_model.bin` that is read as weights only. Code that
     comes with a model is not run, kernels and weights from elsewhere are not fetched.
+
+    Args:
+        directory: the folder.
+        dtype: the precision of the weights; "auto" for that of the files.
+        adapter: the folder of an adapter that PEFT saved, which is put into the model and not merged with its weights.
+        device_map: where accelerate puts the parts of the model; empty for the CPU.
+        memory: the most of the host's memory that `device_map` may use, such as "24GB".
+        offload: the folder for what fits neither devices nor memory.
     """
     folder = Path(directory).expanduser()
     config = _config(folder)
     safe = _has_safetensors(folder)
+    if dtype not in DTYPES:
+        hint = did_you_mean(dtype, DTYPES) or "."
+        raise InvalidValue(f"no dtype {dtype!r} for {str(folder)!r}{hint} There are {', '.join(DTYPES)}.")
+    adapted = _adapter_of({"adapter": adapter} if adapter else {}, directory)
     with _transformers(folder) as transformers:
         model, loading = _model_class(transformers, config, folder).from_pretrained(
             str(folder),
@@ -186,9 +242,98 @@ def load_huggingface(directory: str) -> nn.Module:
             use_safetensors=safe,
             weights_only=True,
             output_loading_info=True,
+            dtype=dtype,
+            **_placement(device_map, memory, offload),
         )
-    _refuse_incomplete(loading, folder, type(model).__name__)
-    return model
+    _require_all_weights(loading, folder, type(model).__name__)
+    return model if adapted is None else _with_adapter(model, adapted, folder)
+
+
+def _placement(device_map: str, memory: str, offload: str) -> dict[str, Any]:
+    """Return where transformers is to put a model, by accelerate."""
+    if not device_map:
+        if memory or offload:
+            raise InvalidValue(
+                "`memory` and `offload` go with `device_map`, as in `hf:DIR,device_map=auto,memory=8GB`."
+            )
+        return {}
+    accelerate = import_optional("accelerate", "hf", "`device_map`")
+    placement: dict[str, Any] = {"device_map": device_map}
+    if memory:
+        placement["max_memory"] = accelerate.utils.get_max_memory() | {"cpu": memory}
+    return placement | ({"offload_folder": str(Path(offload).expanduser())} if offload else {})
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def _adapter_of(options: dict[str, str], base: str) -> tuple[Path, dict[str, Any]] | None:
+    """Return the folder and the configuration of the adapter that options name, which must be one for `base`."""
+    if "adapter" not in options:
+        return None
+    folder = Path(options["adapter"]).expanduser()
+    if not (folder / _ADAPTER).is_file():
+        raise SourceError(
+            f"{str(folder)!r} holds no {_ADAPTER}{near(folder) or ';'} `adapter=DIR` wants the folder of an adapter "
+            "that PEFT saved."
+        )
+    config = read_json(folder / _ADAPTER, "configuration of an adapter")
+    if config.get("peft_type") not in ADAPTERS:
+        raise SourceError(
+            f"the adapter in {str(folder)!r} is of the kind {config.get('peft_type')!r}; netkin loads "
+            f"{', '.join(ADAPTERS)}, which change weights and nothing else."
+        )
+    if config.get("megatron_config"):  # its `megatron_core` names a module to be imported
+        raise SourceError(f"the adapter in {str(folder)!r} names code of its own (megatron), and netkin runs none.")
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise SourceError(
+            f"{str(folder)!r} holds no {_ADAPTER_WEIGHTS}; adapters are read as safetensors only: save it again with "
+            "`model.save_pretrained(DIR)`."
+        )
+    _require_its_base(folder, str(config.get("base_model_name_or_path") or ""), Path(base).expanduser())
+    return folder, config
+
+
+def _require_its_base(adapter: Path, named: str, base: Path) -> None:
+    """Refuse an adapter whose configuration names another model, as far as this can be told from both folders."""
+    other = Path(named).expanduser()
+    origin = str(read_json(base / "config.json", "configuration of a model").get("_name_or_path") or "")
+    if not named or named == origin:
+        return
+    if not other.is_dir():  # a model elsewhere: two names of one place that differ, or nothing to be told
+        is_other = "/" in origin and "/" in named and not Path(origin).is_dir() and Path(origin).name != other.name
+    else:
+        names = [name for name in (*_WEIGHTS, "config.json") if (other / name).is_file() or (base / name).is_file()]
+        is_other = not other.samefile(base) and bool(
+            filecmp.cmpfiles(base, other, names, shallow=False)[1:] != ([], [])
+        )
+    if is_other:
+        raise SourceError(
+            f"the adapter in {str(adapter)!r} was made for {named!r}, and {str(base)!r} is another model; name that "
+            "one, as in `hf:BASE,adapter=DIR`."
+        )
+
+
+def _with_adapter(model: nn.Module, adapter: tuple[Path, dict[str, Any]], base: Path) -> nn.Module:
+    """Return a model with the layers of an adapter in it, under the names that it has without."""
+    peft = import_optional("peft", "peft", "`adapter=DIR`")
+    folder, config = adapter
+    weights = read_state(folder / _ADAPTER_WEIGHTS)
+    with _transformers(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            wrapped = peft.PeftModel(model, peft.PeftConfig.from_pretrained(str(folder)), autocast_adapter_dtype=False)
+            faults = mismatches(weights, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))
+        except ValueError as error:  # no module has the names that the adapter wants
+            faults = [in_short(error).rstrip(".")]
+        if faults:
+            named = repr(config.get("base_model_name_or_path") or "a model that it does not name")
+            raise SourceError(
+                f"the adapter in {str(folder)!r}, made for {named}, does not fit the model in {str(base)!r}: "
+                f"{'; '.join(faults)}. Name the model that it was trained on, as in `hf:BASE,adapter=DIR`."
+            )
+        peft.set_peft_model_state_dict(wrapped, weights)
+    return wrapped.get_base_model()
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -197,14 +342,19 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} is no folder{near(folder) or '.'} `hf:DIR` wants one written by `save_pretrained`; "
             "netkin downloads nothing."
         )
+    if (folder / _ADAPTER).is_file():  # from which transformers would load the model that it names, and the adapter
+        raise SourceError(
+            f"{str(folder)!r} holds an adapter; name the folder of its model, in which there is none, and this one as "
+            f"the adapter: `hf:DIR,adapter={folder}`."
+        )
     if not (folder / "config.json").is_file():
         raise SourceError(f"{str(folder)!r} holds no config.json; name the folder that `save_pretrained` wrote.")
     config = read_json(folder / "config.json", "configuration of a model")
-    _refuse_foreign_code(config, folder)
+    _require_no_foreign_code(config, folder)
     return config
 
 
-def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
+def _require_no_foreign_code(config: dict[str, Any], folder: Path) -> None:
     """Refuse configurations that name code elsewhere: classes of their own, or kernels to be fetched."""
     if "auto_map" in config:
         raise SourceError(
@@ -214,7 +364,7 @@ def _refuse_foreign_code(config: dict[str, Any], folder: Path) -> None:
         if key.endswith("_implementation") and "/" in str(value):
             raise SourceError(f"{key!r} in {str(folder)!r} names a kernel to be fetched ({value}); remove it.")
         if isinstance(value, dict):
-            _refuse_foreign_code(value, folder)
+            _require_no_foreign_code(value, folder)
 
 
 def load_tokenizer(directory: str) -> Any:
@@ -239,6 +389,12 @@ def preprocessing(directory: str, kind: str) -> dict[str, bytes]:
     folder = Path(directory).expanduser()
     names = (_PROCESSOR,) if kind == "images" else _TOKENIZERS
     files = {name: content(folder / name) for name in names if (folder / name).is_file()}
+    if files and kind == "text":
+        files |= {name: content(folder / name) for name in _TEMPLATES if (folder / name).is_file()}
+    if _TOKENIZER_CONFIG in files:
+        config = read_json(folder / _TOKENIZER_CONFIG, "configuration of a tokenizer")
+        settings = {key: value for key, value in config.items() if key not in _PLACES}
+        files[_TOKENIZER_CONFIG] = json.dumps(settings, sort_keys=True).encode()
     if not files and kind == "images":
         raise SourceError(
             f"{str(folder)!r} holds no {_PROCESSOR}, which says how its model expects images; write it there with "
@@ -268,10 +424,24 @@ def _has_safetensors(folder: Path) -> bool:
     present = [name for name in _WEIGHTS if (folder / name).is_file()]
     if not present:
         raise SourceError(f"{str(folder)!r} holds no weights; there must be one of {', '.join(_WEIGHTS)}.")
+    if present[0].endswith(".index.json"):
+        _require_all_shards(folder / present[0])
     if "safetensors" not in present[0]:
         for path in folder.glob("pytorch_model*.bin"):
-            refuse_hostile(path)
+            require_harmless(path)
     return "safetensors" in present[0]
+
+
+def _require_all_shards(index: Path) -> None:
+    """Refuse an index of weights that names files which are not there."""
+    named = read_json(index, "index of weights").get("weight_map")
+    shards = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    missing = [name for name in shards if not (index.parent / name).is_file()]
+    if missing:
+        raise SourceError(
+            f"{str(index)!r} names {len(shards)} files of weights, of which {len(missing)} are not there: "
+            f"{list_names(missing)}; fetch them, or copy the whole folder again."
+        )
 
 
 def _model_class(transformers: Any, config: dict[str, Any], folder: Path) -> Any:
@@ -288,11 +458,11 @@ def _model_class(transformers: Any, config: dict[str, Any], folder: Path) -> Any
     return kind
 
 
-def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None:
+def _require_all_weights(loading: dict[str, Any], folder: Path, kind: str) -> None:
     """Refuse weights that leave a part of the model as it was drawn at random."""
     names = {"missing": "missing_keys", "of another shape": "mismatched_keys"}
     faults = {what: sorted(map(str, loading.get(key) or ())) for what, key in names.items()}
-    lists = [f"{len(keys)} {what}: {listed(keys)}" for what, keys in faults.items() if keys]
+    lists = [f"{len(keys)} {what}: {list_names(keys)}" for what, keys in faults.items() if keys]
     if lists:
         raise SourceError(
             f"the weights in {str(folder)!r} do not fit {kind}: {'; '.join(lists)}. Name the right class under "
@@ -303,18 +473,24 @@ def _refuse_incomplete(loading: dict[str, Any], folder: Path, kind: str) -> None
 @contextmanager
 def _transformers(folder: Path) -> Iterator[Any]:
     """Give the package transformers, which reads `folder` inside the `with` without logs and progress bars."""
-    transformers = needed("transformers", "hf", "`hf:DIR`")
+    transformers = import_optional("transformers", "hf", "`hf:DIR`")
     log = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(50)  # critical only
     log.disable_progress_bar()
+    others = [logging.getLogger(name) for name in ("accelerate", "bitsandbytes")]
+    levels = [logger.level for logger in others]
+    for logger in others:
+        logger.setLevel(50)
     try:
         yield transformers
-    except SourceError:
+    except NetkinError:
         raise
     except Exception as error:  # its errors have no common root but Exception
         raise SourceError(f"{str(folder)!r} could not be loaded by transformers: {in_short(error)}") from error
     finally:
         log.set_verbosity(verbosity)
+        for logger, level in zip(others, levels, strict=True):
+            logger.setLevel(level)
         if bars:
             log.enable_progress_bar()

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -125,13 +126,13 @@ def in_short(error: BaseException) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
-def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
+def by_name(models: str = "", data: str = "", *, recordings: bool = False) -> Callable[[Function], Function]:
     """Let a function take models and data by their names, too: texts as `load_model` and `load_data` read them.
 
-    `models` and `data` list its arguments. Models may also be in a list or a mapping, there also with their data as
-    ``(model, data)``; those without weights have other random ones each. Where a function of two models has an
-    argument `names` that is not given, or one of one model an argument `name`, the texts become the names. Loaders
-    among the data draw afterwards as if they had not been read.
+    `models` and `data` list its arguments. With `recordings` a text may also name what `nk.recorded` opens. Models may
+    also be in a list or a mapping, there also with their data as ``(model, data)``; those without weights have other
+    random ones each. Where a function of two models has an argument `names` that is not given, or one of one model an
+    argument `name`, the texts become the names. Loaders among the data draw afterwards as if they had not been read.
     """
 
     def decorate(function: Function) -> Function:
@@ -144,7 +145,7 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
             except TypeError:
                 return function(*arguments, **keywords)  # which says what is wrong
             if bound.arguments.get("engine", "local") in ("local", "distributed"):  # others load where they work
-                _load(bound.arguments, models.split(), data.split(), signature)
+                _load(bound.arguments, models.split(), data.split(), signature, recordings)
             with loaders_kept(*(bound.arguments.get(name) for name in data.split())):
                 return function(*bound.args, **bound.kwargs)
 
@@ -153,58 +154,72 @@ def by_name(models: str = "", data: str = "") -> Callable[[Function], Function]:
     return decorate
 
 
-def _load(arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature) -> None:
+def _load(
+    arguments: dict[str, Any], models: list[str], data: list[str], signature: inspect.Signature, recordings: bool
+) -> None:
     """Put models and data in the places of their names."""
-    from netkin.sources.datasets import load_data, refuse_characters
+    from netkin.sources.datasets import is_to_load, load_data, require_no_characters
 
     texts = {name: arguments[name] for name in models if isinstance(arguments.get(name), str)}
     if texts and len(models) == 2 and "names" in signature.parameters and "names" not in arguments:
-        arguments["names"] = tuple(numbered([texts.get(name, name) for name in models]))
+        arguments["names"] = tuple(unique_names([texts.get(name, name) for name in models]))
     if len(texts) == len(models) == 1 and "name" in signature.parameters and "name" not in arguments:
         (arguments["name"],) = texts.values()
     fed = list[Any]()  # the models, by name or live
     for name in models:
         value: Any = arguments.get(name)
         value = list(value.values()) if isinstance(value, Mapping) else value
-        fed += value if isinstance(value, (list, tuple)) else [value]
+        fed += map(_model_in, value if isinstance(value, (list, tuple)) else [value])
     seeds = itertools.count()
     for name in models:
         if name in arguments:
-            arguments[name] = _loaded(arguments[name], seeds)
+            arguments[name] = _loaded(arguments[name], seeds, recordings)
     for name in data:
-        if isinstance(arguments.get(name), str):
+        if is_to_load(arguments.get(name), fed):
             arguments[name] = load_data(arguments[name], models=fed)
         else:
-            refuse_characters(arguments.get(name), fed)
+            require_no_characters(arguments.get(name), fed)
 
 
-def _loaded(models: Any, seeds: Iterator[int]) -> Any:
+def _model_in(value: Any) -> Any:
+    """Return a model, or that of an `nk.ModelInput`."""
+    return value.model if is_dataclass(value) and hasattr(value, "model") else value
+
+
+def loaded_by_name(models: Any, *, same_weights: bool = False) -> Any:
+    """Return models in the places of their names; random weights differ by place, or are the same for one name."""
+    return _loaded(models, itertools.repeat(0) if same_weights else itertools.count(), recordings=False)
+
+
+def _loaded(models: Any, seeds: Iterator[int], recordings: bool) -> Any:
     """Return models in the places of their names, alone, in a list, or in a mapping."""
     from netkin.sources import load_data, load_model
+    from netkin.sources.recordings import names_recording, recorded
 
     if isinstance(models, str):
-        return load_model(models, seed=next(seeds))
+        is_recorded = recordings and names_recording(models)
+        return recorded(models) if is_recorded else load_model(models, seed=next(seeds))
     if isinstance(models, (list, tuple)) and models and all(isinstance(model, str) for model in models):
-        models = dict(zip(numbered(models), models, strict=True))
+        models = dict(zip(unique_names(models), models, strict=True))
     if not isinstance(models, Mapping):
         return models
     loaded: dict[Any, Any] = {}
     for name, model in models.items():
         if isinstance(model, tuple) and len(model) == 2:  # a model with its data
             data = load_data(model[1], models=[model[0]]) if isinstance(model[1], str) else model[1]
-            loaded[name] = _loaded(model[0], seeds), data
+            loaded[name] = _loaded(model[0], seeds, recordings), data
         else:
-            loaded[name] = _loaded(model, seeds)
+            loaded[name] = _loaded(model, seeds, recordings)
     return loaded
 
 
-def numbered(texts: Sequence[str]) -> list[str]:
+def unique_names(texts: Sequence[str]) -> list[str]:
     """Return texts as names that all differ: one that occurs twice gets its place, or a later number that is free.
 
     Example:
-        >>> numbered(["netkin:digits", "netkin:digits", "netkin:vit"])
+        >>> unique_names(["netkin:digits", "netkin:digits", "netkin:vit"])
         ['netkin:digits (1)', 'netkin:digits (2)', 'netkin:vit']
-        >>> numbered(["a", "a", "a (2)"])
+        >>> unique_names(["a", "a", "a (2)"])
         ['a (1)', 'a (5)', 'a (2)']
     """
     times = Counter(texts)
@@ -219,7 +234,7 @@ def numbered(texts: Sequence[str]) -> list[str]:
 # --- files that are named ---------------------------------------------------------------------------------------------
 
 
-def refuse_absent(path: Path, what: str = "file") -> None:
+def require_file(path: Path, what: str = "file") -> None:
     """Refuse a path that is no file, and suggest the most similar name in its folder."""
     try:
         if path.is_dir():
@@ -238,7 +253,7 @@ def near(path: Path) -> str:
 
 def content(path: Path, what: str = "file") -> bytes:
     """Return all bytes of the file at `path`."""
-    refuse_absent(path, what)
+    require_file(path, what)
     try:
         return path.read_bytes()
     except OSError as error:

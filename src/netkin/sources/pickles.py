@@ -40,7 +40,7 @@ _ITEM_SIZES = {
 
 def read_plain_pickle(pickled: bytes) -> dict[str, Any]:
     """Return a pickled dictionary: its arrays of bytes as NumPy arrays, all else plain."""
-    value = _Reader(io.BytesIO(pickled), _array_name, _refuse_outside).load()
+    value = _Reader(io.BytesIO(pickled), _array_name, _raise_outside).load()
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__} instead of a dictionary")
     return {_text(key): part.values if isinstance(part, _Array) else part for key, part in value.items()}
@@ -180,7 +180,7 @@ def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> 
     return array
 
 
-def _refuse_outside(_: Any) -> Any:
+def _raise_outside(_: Any) -> Any:
     raise Refused("something outside the file")
 
 

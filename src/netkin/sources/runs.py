@@ -21,7 +21,7 @@ from netkin.sources.architectures import seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.models import in_evaluation, load_model
 from netkin.sources.names import near, refusing_unreadable
-from netkin.sources.weights import listed, mismatches, read_state, renamed
+from netkin.sources.weights import list_names, mismatches, read_state, renamed
 
 ENDINGS = (".pt", ".pth", ".th", ".bin", ".ckpt", ".safetensors", ".pt2")
 IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")  # weights as the Hugging Face Trainer names them
@@ -66,7 +66,8 @@ class Checkpoint:
             if architecture is None:
                 raise SourceError(
                     f"{self.words} holds weights alone, which do not say what network they belong to; name it with "
-                    "`model`, as in model='netkin:resnet20' or model='package.module:function'."
+                    "`model`, as in model='netkin:resnet20' or model='package.module:function'.",
+                    argument="model",
                 )
             model = built(architecture)
             weights = model.state_dict()
@@ -97,12 +98,14 @@ def built(architecture: Architecture) -> nn.Module:
     if not callable(architecture):
         raise InvalidValue(
             f"`model` must be a builder's name, a torch module or a function that returns one; got "
-            f"{type(architecture).__name__}."
+            f"{type(architecture).__name__}.",
+            argument="model",
         )
     model = seeded(architecture)
     if not isinstance(model, nn.Module):
         raise SourceError(
-            f"`model` must return a torch.nn.Module; it returned an object of type {type(model).__name__}."
+            f"`model` must return a torch.nn.Module; it returned an object of type {type(model).__name__}.",
+            argument="model",
         )
     return model
 
@@ -136,17 +139,18 @@ def as_checkpoint(content: Any, step: int, unit: str = "step") -> Checkpoint:
         strange = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
         if strange or not content:
             fault = f"{strange[0]!r} is no tensor" if strange else "it is empty"
-            raise InvalidValue(f"the state dict of {unit} {step} must hold tensors by name; {fault}.")
+            raise InvalidValue(f"the state dict of {unit} {step} must hold tensors by name; {fault}.", argument="run")
         return Checkpoint(step, content, unit)
     if not isinstance(content, (str, os.PathLike)):
         raise InvalidValue(
-            f"{unit} {step} must be a file, a state dict or a torch module; got {type(content).__name__}."
+            f"{unit} {step} must be a file, a state dict or a torch module; got {type(content).__name__}.",
+            argument="run",
         )
     path = Path(content).expanduser()
     if not path.exists() and ":" in str(content):
         return Checkpoint(step, load_model(str(content), seed=step), unit)
     if not path.exists():
-        raise SourceError(f"found no checkpoint {str(path)!r} for {unit} {step}{near(path) or '.'}")
+        raise SourceError(f"found no checkpoint {str(path)!r} for {unit} {step}{near(path) or '.'}", argument="run")
     return Checkpoint(step, path, unit)
 
 
@@ -177,7 +181,8 @@ class TrainingRun:
         if len(self.checkpoints) < LEAST:
             only = f"1: {self.checkpoints[0].words}" if self.checkpoints else "none"
             raise SourceError(
-                f"{self.name!r} needs at least {LEAST} checkpoints, one of them the final one; got {only}."
+                f"{self.name!r} needs at least {LEAST} checkpoints, one of them the final one; got {only}.",
+                argument="run",
             )
 
     @property
@@ -238,10 +243,12 @@ class TrainingRun:
         if steps is None:
             return self
         if isinstance(steps, str) or not isinstance(steps, (Integral, Iterable)):
-            raise InvalidValue(f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.")
+            raise InvalidValue(
+                f"`steps` is a list of {self.unit}s or how many of them; got {steps!r}.", argument="steps"
+            )
         if isinstance(steps, Integral):
             if int(steps) < LEAST:
-                raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={steps}.")
+                raise InvalidValue(f"a run needs at least {LEAST} {self.unit}s; got steps={steps}.", argument="steps")
             places = np.linspace(0, len(self.steps) - 1, min(int(steps), len(self.steps))).round().astype(int)
             chosen = {self.steps[place] for place in places.tolist()}
         else:
@@ -253,7 +260,9 @@ class TrainingRun:
         strange = [step for step in steps if step not in self.steps]
         if strange:
             listed_steps = [*map(str, self.steps[:6]), *([f"... {self.steps[-1]}"] if len(self.steps) > 6 else [])]
-            raise UnknownName(f"no {self.unit} {strange[0]} in this run; it has {', '.join(listed_steps)}.")
+            raise UnknownName(
+                f"no {self.unit} {strange[0]} in this run; it has {', '.join(listed_steps)}.", argument="steps"
+            )
 
 
 def open_run(run: Any, model: Architecture | None = None, *, name: str | None = None) -> TrainingRun:
@@ -277,7 +286,8 @@ def open_run(run: Any, model: Architecture | None = None, *, name: str | None = 
         checkpoints = [_from_name(content) for content in run]
     else:
         raise InvalidValue(
-            f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}."
+            f"a run is a folder, a list of files, or a mapping from steps to checkpoints; got {type(run).__name__}.",
+            argument="run",
         )
     return TrainingRun(name or "run", _ordered(checkpoints), model)
 
@@ -304,8 +314,8 @@ def _in_folder(folder: Path) -> tuple[list[Checkpoint], tuple[str, ...]]:
     if not checkpoints:
         raise SourceError(
             f"none of the {len(entries)} checkpoints in {str(folder)!r} has a step in its name "
-            f"({listed([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from steps "
-            "to files."
+            f"({list_names([entry.name for entry in entries])}); name them like step_100.pt, or pass a mapping from "
+            "steps to files."
         )
     return checkpoints, tuple(entry.name for entry, step in steps.items() if not step)
 
@@ -320,19 +330,21 @@ def _from_name(path: Any) -> Checkpoint:
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidValue(
             f"a list of checkpoints holds files, whose names tell the steps; got {type(path).__name__}. Pass a "
-            "mapping from steps to checkpoints."
+            "mapping from steps to checkpoints.",
+            argument="run",
         )
     step = step_in(Path(path).name)
     if step is None:
         raise SourceError(
-            f"{str(path)!r} has no step in its name; name it like step_100.pt, or pass a mapping from steps to files."
+            f"{str(path)!r} has no step in its name; name it like step_100.pt, or pass a mapping from steps to files.",
+            argument="run",
         )
     return as_checkpoint(path, *step)
 
 
 def _whole(step: Any) -> int:
     if isinstance(step, bool) or not isinstance(step, Integral):
-        raise InvalidValue(f"the steps of a run are whole numbers; got {step!r}.")
+        raise InvalidValue(f"the steps of a run are whole numbers; got {step!r}.", argument="run")
     return int(step)
 
 

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from netkin import files
 from netkin.errors import SourceError
 from netkin.settings import evaluating
-from netkin.sources.names import Refused, reading, refuse_absent
+from netkin.sources.names import Refused, reading, require_file
 from netkin.sources.pickles import vet_torch_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -80,7 +80,7 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """Return the named tensors of a weights file; nothing in it is unpickled beyond tensors and plain containers."""
-    refuse_absent(path, "weights file")
+    require_file(path, "weights file")
     if path.suffix == ".pt2":
         raise SourceError(f"{str(path)!r} is an exported program, which is a whole model; name it alone.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
@@ -114,10 +114,10 @@ def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> lis
         if held and needed and held != needed
     ]
     faults = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
-    return [f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names]
+    return [f"{len(names)} {fault}: {list_names(names)}" for fault, names in faults.items() if names]
 
 
-def listed(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     """Return the first few of `names`, and how many more there are."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
@@ -137,7 +137,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
-    refuse_hostile(path)
+    require_harmless(path)
     with reading(path, "weights file", _TO_SAVE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -146,7 +146,7 @@ def _read_torch(path: Path) -> Any:
             raise Refused("more than tensors") from error
 
 
-def refuse_hostile(path: Path) -> None:
+def require_harmless(path: Path) -> None:
     """Refuse a file saved by torch that is not safe even for `torch.load(weights_only=True)`."""
     with reading(path, "weights file", _TO_SAVE):
         vet_torch_file(path)
@@ -161,7 +161,7 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     others = [str(name) for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
         raise SourceError(
-            f"{str(path)!r} is no state dict: {listed(others)} are no tensors. netkin looks for the "
+            f"{str(path)!r} is no state dict: {list_names(others)} are no tensors. netkin looks for the "
             f"weights at the top and under {', '.join(repr(name) for name in WRAPPERS)}."
         )
     return dict(state)

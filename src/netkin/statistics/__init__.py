@@ -11,7 +11,7 @@ from netkin.statistics.collector import (
     chunk_of,
     one_feed,
     row_examples,
-    summed,
+    sum_of_chunks,
 )
 from netkin.statistics.cross_moments import CrossMoments
 from netkin.statistics.frequencies import off_block_share
@@ -24,6 +24,7 @@ from netkin.statistics.moments import Moments
 from netkin.statistics.outer_products import LayerEmbeddings, MeanEmbedding
 from netkin.statistics.outputs import Outputs
 from netkin.statistics.rows import Rows
+from netkin.statistics.sequence_rows import SequenceRows, Sequences
 from netkin.statistics.sketches import LayerSketches, Sketch
 from netkin.statistics.spectra import LayerSpectra, Spectra
 from netkin.statistics.token_rows import TokenRows
@@ -33,6 +34,7 @@ Moments.collectors = (LayerSpectra, LayerMoments, LinearRows, TokenRows)
 Grams.collectors = (LayerGrams,)
 Rows.collectors = (LayerRows,)
 Kernels.collectors = (LayerKernels,)
+Sequences.collectors = (SequenceRows,)
 Sketch.collectors = (LayerSketches,)
 Filters.collectors = (LayerFilters,)
 
@@ -59,6 +61,8 @@ __all__ = [
     "Pair",
     "RowCollector",
     "Rows",
+    "SequenceRows",
+    "Sequences",
     "Settings",
     "Sketch",
     "Spectra",
@@ -68,5 +72,5 @@ __all__ = [
     "off_block_share",
     "one_feed",
     "row_examples",
-    "summed",
+    "sum_of_chunks",
 ]

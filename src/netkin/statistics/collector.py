@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from netkin.arrays import as_matrix, require_finite
 from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.results.caveats import Caveat
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # Entries of the cross moments of pairs that are read together. Narrow layers are decomposed on the host, a pair in a
 # thread: with 16 threads pairs of 2**24 entries kept all of them busy, and 400 pairs took 3.5 s in place of 4.3 s.
 READ = 2**20 * min(max(os.cpu_count() or 4, 4), 16)
-WAYS = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
+ADVICE = "shape='pool', the measure 'cka_minibatch', fewer `examples=`"
 
 Key = Hashable  # (model, layer) in a study; any name in a collector that is fed by hand
 PairBlock = tuple[Sequence[Key], Sequence[Key]]
@@ -52,6 +53,11 @@ class LayerSize:
     @property
     def key(self) -> tuple[str, str]:
         return self.model, self.name
+
+    @cached_property
+    def kind(self) -> str:
+        """The shape without the positions of tokens that it is of."""
+        return self.shape.partition("[")[0]
 
     @property
     def rows_per_example(self) -> float:
@@ -133,7 +139,7 @@ class CostEstimate:
     what: str
     rank: int = 0
     why: str = ""
-    ways: str = WAYS
+    advice: str = ADVICE
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,7 @@ class RowCollector(Collector):
         """Return what a layer gave in the form that is collected."""
         return as_matrix(array, name, check=False)
 
-    def checked(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
+    def check_rows(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
         """Return the rows of all layers in one batch, or of those of these `names`, of the sizes seen before.
 
         On the CPU NaN and Inf are refused, unless the pass has looked for them; a GPU is not waited for.
@@ -312,7 +318,7 @@ class RowCollector(Collector):
         self.sizes |= sizes
         return layers
 
-    def numbered(self, numbers: Any, count: int) -> np.ndarray:
+    def number_examples(self, numbers: Any, count: int) -> np.ndarray:
         """Return the numbers of `count` examples, counted as they come unless given."""
         places = self.next_number + np.arange(count) if numbers is None else np.asarray(numbers, dtype=np.int64)
         self.next_number = max(self.next_number, int(places.max(initial=-1)) + 1)
@@ -387,12 +393,12 @@ def require_size(key: Key, size: tuple[int, ...], before: tuple[int, ...]) -> No
     """Refuse a layer whose rows are not of the size that they had `before`."""
     if size != before:
         raise ShapeError(
-            f"{label(key)} gave {size_in_words(size)} and {size_in_words(before)} before; bring all inputs to one "
+            f"{label(key)} gave {shape_words(size)} and {shape_words(before)} before; bring all inputs to one "
             "size, or choose a shape whose size does not change, such as 'pool'."
         )
 
 
-def size_in_words(size: Sequence[int]) -> str:
+def shape_words(size: Sequence[int]) -> str:
     """Return the size of a row, or of a map with its channels: 3 channels of 8 × 8."""
     channels, *space = size
     return f"{channels} channels of {shape_in_words(space)}" if space else f"{channels} features"
@@ -447,7 +453,7 @@ def chunk_of(numbers: np.ndarray, chunks: int) -> np.ndarray:
     return (hashes(SALT, numbers) % np.uint64(max(chunks, 1))).astype(np.int64)
 
 
-def summed(sums: Tensor, without: int | None) -> Tensor:
+def sum_of_chunks(sums: Tensor, without: int | None) -> Tensor:
     """Return the sum over chunks, the leading axis, but for one that is left out."""
     if len(sums) == 1:
         return sums[0]

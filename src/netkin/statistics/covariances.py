@@ -21,7 +21,7 @@ from netkin.errors import NoValue
 from netkin.results.caveats import Caveat
 from netkin.statistics.frequencies import Frequencies, frequencies
 from netkin.statistics.linear_algebra import squared_norm
-from netkin.statistics.stored import Cached
+from netkin.statistics.storage import Cached
 
 WITHOUT_ROWS = "is held as spectra, which have no rows and no debiasing sums; use the shape 'flatten' for this measure."
 

@@ -23,7 +23,7 @@ from netkin.arrays import require_finite, summing_dtype
 from netkin.errors import InvalidValue, NoValue, ShapeError
 from netkin.statistics.covariances import CovarianceSide
 from netkin.statistics.moments import Moments
-from netkin.statistics.stored import Cached
+from netkin.statistics.storage import Cached
 
 ROWS = 1024  # so many are multiplied at a time in float32
 SAMPLE = 8  # times the width: rows by which a layer's shift and precision are chosen

@@ -223,7 +223,10 @@ def left_vectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     lost = squares[..., 0] <= APART * squares[..., -1]
     sizes, roots, vectors = [len(matrix) for matrix in matrices], squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
     parts = zip(matrices, vectors.split(sizes), roots.split(sizes), lost.split(sizes), strict=True)
-    return [_left_vectors(matrix) if bool(lost.any()) else (_left(matrix, V, s), s) for matrix, V, s, lost in parts]
+    return [
+        _left_vectors(matrix) if bool(lost.any()) else (_left_from_right(matrix, V, s), s)
+        for matrix, V, s, lost in parts
+    ]
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -261,7 +264,7 @@ def _left_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return vectors, values
 
 
-def _left(matrix: Tensor, vectors: Tensor, values: Tensor) -> Tensor:
+def _left_from_right(matrix: Tensor, vectors: Tensor, values: Tensor) -> Tensor:
     """Return the left vectors, given those of the smaller product."""
     wide = matrix.shape[-2] <= matrix.shape[-1]
     return vectors if wide else matrix @ vectors / values.unsqueeze(-2)

@@ -28,10 +28,10 @@ from netkin.statistics.collector import (
     require_pair,
     require_size,
     row_numbers,
-    summed,
+    sum_of_chunks,
 )
 from netkin.statistics.linear_algebra import gram_product, offset_is_large, power_of_two, rbf_kernel, u_centred
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -122,9 +122,11 @@ class LayerGrams(RowCollector):
         chunks: int = 0,
     ):  # fmt: skip
         if kernel not in KERNELS:
-            raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.")
+            raise UnknownName(f"no kernel named {kernel!r}; choose one of {', '.join(KERNELS)}.", argument="kernel")
         if batch < 4:
-            raise InvalidValue(f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.")
+            raise InvalidValue(
+                f"a mini-batch needs at least 4 examples for HSIC₁; got batch={batch}.", argument="batch"
+            )
         self.batch, self.kernel, self.fraction = batch, kernel, fraction
         self.pair_blocks = [(list(left), list(right)) for left, right in pair_blocks]
         super().__init__(keys_of(self.pair_blocks), chunks)  # whose `counts` are of mini-batches here
@@ -179,7 +181,7 @@ class LayerGrams(RowCollector):
         """
         rows = one_feed(self, rows)
         kernels = {name: reduced.matrix for name, reduced in rows.items() if isinstance(reduced, Kernel)}
-        matrices = self.checked(rows, [name for name in self.names if name not in kernels])
+        matrices = self.check_rows(rows, [name for name in self.names if name not in kernels])
         self.add(matrices, kernels, numbers, bool(owners))
 
     def add(
@@ -204,8 +206,8 @@ class LayerGrams(RowCollector):
             each = 0 if uneven or count % len(numbers) else count // len(numbers)
             self.rows_each = each if self.rows_each in (None, each) else 0
         if numbers is None or not self.rows_each:
-            return self.numbered(None, count)
-        return self.numbered(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
+            return self.number_examples(None, count)
+        return self.number_examples(row_numbers(np.asarray(numbers, dtype=np.int64), count), count)
 
     def _is_whole(self, places: np.ndarray) -> bool:
         """Return whether rows of these numbers are one mini-batch in its order."""
@@ -231,7 +233,7 @@ class LayerGrams(RowCollector):
         if batches == 0:
             waiting = sum(len(part.numbers) for part in self.waiting.values())
             raise NoValue(f"HSIC₁ needs at least 4 examples in a mini-batch; {waiting} were seen.")
-        x, y, means = self.names.index(a), self.names.index(b), summed(finished.sums, without) / weight
+        x, y, means = self.names.index(a), self.names.index(b), sum_of_chunks(finished.sums, without) / weight
         return Grams(means[x, y], means[x, x], means[y, y], self.batch, batches, self._left_out)
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:

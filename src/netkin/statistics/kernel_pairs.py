@@ -17,7 +17,7 @@ from netkin.errors import NoValue, ShapeError, UnknownName, did_you_mean
 from netkin.statistics.collector import Collector, CostEstimate, Key, Pair, Settings, Study, keys_of, label
 from netkin.statistics.layer_rows import CAP, LayerRows, SampleSettings
 from netkin.statistics.linear_algebra import power_of_two
-from netkin.statistics.stored import Cached
+from netkin.statistics.storage import Cached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -273,7 +273,7 @@ def checked_kernel(kernel: str) -> str:
     """Return a kernel's name if it is one of ours; refuse it otherwise."""
     if kernel not in KERNELS:
         hint = did_you_mean(kernel, KERNELS) or "."
-        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.")
+        raise UnknownName(f"no kernel named {kernel!r}{hint} There are {', '.join(KERNELS)}.", argument="kernel")
     return kernel
 
 

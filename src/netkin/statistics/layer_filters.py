@@ -25,7 +25,7 @@ from netkin.statistics.collector import (
     require_pair,
     shape_in_words,
 )
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 GAUGES = ("stored", "orthonormal")
 EVEN = 1.5  # the largest ratio of singular values of coefficients that count as orthonormal but for a factor
@@ -57,7 +57,9 @@ class FilterSide(Stored):
     def basis(self, count: int) -> Tensor:
         """Return an orthonormal basis of the span of the atoms, or of the `count` leading directions of the filters."""
         if count < 0:
-            raise InvalidValue(f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.")
+            raise InvalidValue(
+                f"`atoms` is a number of directions, or 0 for the layer's own atoms; got {count!r}.", argument="atoms"
+            )
         spread = self.require_filters()
         if count:
             values, vectors = torch.linalg.eigh(spread)
@@ -194,7 +196,7 @@ def _singular_ratio(gram: Tensor) -> float:
 def require_gauge(gauge: str) -> None:
     """Refuse a choice of atoms that there is not."""
     if gauge not in GAUGES:
-        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.")
+        raise UnknownName(f"`gauge` is {' or '.join(map(repr, GAUGES))}; got {gauge!r}.", argument="gauge")
 
 
 def orthonormal_gauge(atoms: Tensor, coefficients: Tensor) -> Tensor:
@@ -208,7 +210,9 @@ def _side_of_array(array: Any, name: str) -> FilterSide:
     require_finite(tensor, f"`{name}`")
     if tensor.ndim < 2:
         raise ShapeError(
-            f"`{name}` must hold atoms, m × height × width, or the weights of a layer; got shape {tuple(tensor.shape)}."
+            f"`{name}` must hold atoms, m × height × width, or the weights of a layer; got shape "
+            f"{tuple(tensor.shape)}.",
+            argument=name,
         )
     atoms = tensor.cpu().double().flatten(1)
     kernel, eps = tuple(tensor.shape[1:]), torch.finfo(tensor.dtype).eps

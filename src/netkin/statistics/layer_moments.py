@@ -41,12 +41,12 @@ from netkin.statistics.collector import (
     require_as_many_rows,
     require_pair,
     row_examples,
-    summed,
+    sum_of_chunks,
 )  # fmt: skip
 from netkin.statistics.covariances import CovarianceSide, PairSide
 from netkin.statistics.linear_algebra import power_of_two, squared_norm
 from netkin.statistics.moments import Moments
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -189,8 +189,8 @@ class LayerMoments(RowCollector):
         `numbers` are those of the examples, counted as they come unless given; `owners` tells for layers whose examples
         have different numbers of rows the place of each row's example in the batch.
         """
-        is_owned, matrices = isinstance(one_feed(self, rows), Owned), self.checked(rows)
-        places = self.numbered(numbers, min(map(len, matrices.values())))
+        is_owned, matrices = isinstance(one_feed(self, rows), Owned), self.check_rows(rows)
+        places = self.number_examples(numbers, min(map(len, matrices.values())))
         self.counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self.counts))
         chunks: dict[Key, np.ndarray] = {}
         for name, matrix in matrices.items() if self.chunks else ():
@@ -423,7 +423,7 @@ class LayerSums(Stored):
 
     def centred(self, without: int | None) -> tuple[int, Tensor, Tensor]:
         """Return the count, the mean (blocks, width) and the second moment about it, without one chunk."""
-        sums, width = summed(self.sums, without), self.width
+        sums, width = sum_of_chunks(self.sums, without), self.width
         count = sums[0, -1, -1].real.detach()
         mean = self.shift.to(sums.dtype) + sums[:, -1, :width] / (count * self.scale)
         second = sums[:, :width, :width] - sums[:, :width, -1:] @ sums[:, -1:, :width] / count
@@ -432,7 +432,7 @@ class LayerSums(Stored):
     def side(self, without: int | None, rounding: float) -> CovarianceSide:
         n, mean, second = self.centred(without)
         if without is not None:
-            second = self._without_noise(second, summed(self.sums, without), rounding)
+            second = self._without_noise(second, sum_of_chunks(self.sums, without), rounding)
         return CovarianceSide(
             label(self.key), n, mean, second, scale=self.scale, resolution=self.resolution, rounding=rounding,
             norm_squares=self._norm_squares(without) if self.debiased else None,
@@ -445,7 +445,7 @@ class LayerSums(Stored):
         return second.masked_fill(still.unsqueeze(-1) | still.unsqueeze(-2), 0)
 
     def _norm_squares(self, without: int | None) -> Tensor:
-        sums = summed(self.sums, without)
+        sums = sum_of_chunks(self.sums, without)
         back = sums[0, : self.width, -1] / sums[0, -1, -1]
         return _norm_product(sums[0], back, back)
 
@@ -472,7 +472,7 @@ class CrossSums(Stored):
 
     def centred(self, x: Key, y: Key, without: int | None, debiased: bool) -> tuple[Tensor, Tensor | None]:
         """Return the cross moment about the means, (blocks, p, q), and ``Σ ‖x‖²‖y‖²`` about them if it is kept."""
-        sums, extra = summed(self.pair(x, y), without), 2 if debiased else 1
+        sums, extra = sum_of_chunks(self.pair(x, y), without), 2 if debiased else 1
         count = sums[0, -1, -1].real
         cross = sums[:, :-extra, :-extra] - sums[:, :-extra, -1:] @ sums[:, -1:, :-extra] / count
         if not debiased:
@@ -521,14 +521,14 @@ def first_shift(rows: Tensor, precision: torch.dtype) -> Tensor:
     """
     rows, double = rows.detach(), summing_dtype(rows.device)
     few = rows[:: max(1, len(rows) // SAMPLE)]  # medians take far longer than means
-    mean, median = rows.mean(0, dtype=double), _medians(few)
+    mean, median = rows.mean(0, dtype=double), medians(few)
     # what is taken off must be exact in the precision of the products
     mean = mean.to(rows.dtype).to(double) if precision == torch.float32 else mean
-    spread = _medians((few - median).abs())
+    spread = medians((few - median).abs())
     return torch.where((mean - median).abs() > 4 * spread, median.to(double), mean)
 
 
-def _medians(rows: Tensor) -> Tensor:
+def medians(rows: Tensor) -> Tensor:
     """Return the median of every feature, the lower one of two, as torch does; on the CPU in a quarter of its time."""
     if rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
         return rows.median(0).values

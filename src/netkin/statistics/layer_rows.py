@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from netkin.statistics.layer_moments import LayerMoments, LinearSettings
 from netkin.statistics.linear_algebra import ENTRIES
 from netkin.statistics.moments import Moments
 from netkin.statistics.rows import Rows, SampledRows
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,6 +126,7 @@ class LayerRows(RowCollector):
     """
 
     holds = "Rows"
+    keeps_examples: ClassVar[bool] = False  # whether each row's example is kept also without chunks
 
     def __init__(self, names: Sequence[Key], *, cap: int | None = None, seed: int = 0, chunks: int = 0):
         self.cap, self.seed = cap, seed
@@ -164,15 +165,15 @@ class LayerRows(RowCollector):
 
     def update(self, rows: Mapping[Any, Any], numbers: Any = None, *, owners: Mapping[Key, Any] | None = None) -> None:
         """Add one batch: a matrix of rows for every layer; `numbers` are those of the examples."""
-        matrices = self.checked(rows)
-        places = self.numbered(numbers, min(map(len, matrices.values())))
+        matrices = self.check_rows(rows)
+        places = self.number_examples(numbers, min(map(len, matrices.values())))
         self.counts += np.bincount(chunk_of(places, self.chunks), minlength=len(self.counts))
         for name, matrix in matrices.items():
             owner, layer = (owners or {}).get(name), self.layers[name]
             if owner is None and len(matrix) > len(places) and len(matrix) % len(places) == 0:
                 # a row's number must not depend on how many rows other examples have, in this part or in another
                 owner = np.repeat(np.arange(len(places)), len(matrix) // len(places))
-            examples = row_examples(places, len(matrix), owner) if self.chunks else None
+            examples = row_examples(places, len(matrix), owner) if self.chunks or self.keeps_examples else None
             layer.update(matrix, row_numbers(places, len(matrix), owner), examples, self.seed)
             if self.cap is not None and layer.held > self.cap + self.slack:
                 layer.shrink(self.cap, self.seed)

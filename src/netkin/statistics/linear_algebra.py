@@ -156,7 +156,7 @@ def few_for_bias(n: int, chance: float, dimensions: tuple[float, float], debiase
 def rbf_kernel(rows: Tensor, fraction: float) -> Tensor:
     """Return ``exp(-d²/2σ²)`` with σ = `fraction` × the median distance over distinct pairs of rows."""
     if not 0 < fraction < math.inf:
-        raise InvalidValue(f"`fraction` must be above 0; got {fraction}.")
+        raise InvalidValue(f"`fraction` must be above 0; got {fraction}.", argument="fraction")
     gram = _gram_about_medians(rows)
     norms = torch.diagonal(gram)
     squares = (norms.unsqueeze(0) + norms.unsqueeze(1) - 2 * gram).clamp(min=0)

@@ -99,7 +99,8 @@ class LayerEmbeddings:
         if sample < 2 or buckets < 0:
             raise InvalidValue(
                 f"`sample` must be at least 2 and `buckets` at least 0; got {sample} and {buckets}: the size of a "
-                "kernel is read off pairs of examples."
+                "kernel is read off pairs of examples.",
+                argument="sample",
             )
         self.names, self.sample, self.buckets, self.seed = list(names), sample, buckets, seed
         self.features, self.gradients = (LayerRows(self.names, cap=sample, seed=seed) for _ in range(2))

@@ -26,7 +26,7 @@ class Outputs:
 
     def __init__(self, classes: int):
         if classes < 2:
-            raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.")
+            raise InvalidValue(f"a classifier has at least 2 classes; got {classes}.", argument="classes")
         self.classes, self.n, self.labelled = classes, 0, 0
         self.joint = torch.zeros(classes, classes, dtype=torch.int64)
         self.right_a, self.right_b, self.entropy = 0, 0, 0.0  # of the first to the second's answers
@@ -35,7 +35,7 @@ class Outputs:
         """Add one batch of logits, n × classes each, with the true labels if known."""
         a, b = self._logits(a, "a"), self._logits(b, "b")
         if len(a) != len(b):
-            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.")
+            raise ShapeError(f"`a` and `b` must answer for the same examples; got {len(a)} and {len(b)}.", argument="a")
         labels = None if labels is None else self._labels(labels, a)
         answers_a, answers_b = a.argmax(1), b.argmax(1)
         self.n += len(a)
@@ -51,19 +51,24 @@ class Outputs:
         labels = label_tensor(labels, logits.device)
         if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
             raise ShapeError(
-                f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}."
+                f"labels must be a list of class numbers; got shape {tuple(labels.shape)} of {labels.dtype}.",
+                argument="labels",
             )
         if len(labels) != len(logits):
-            raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.")
+            raise ShapeError(f"there are {len(labels)} labels for {len(logits)} examples.", argument="labels")
         outside = labels[(labels < 0) | (labels >= self.classes)]
         if len(outside):
-            raise InvalidValue(f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.")
+            raise InvalidValue(
+                f"labels must lie between 0 and {self.classes - 1}; got {int(outside[0])}.", argument="labels"
+            )
         return labels.long()
 
     def _logits(self, logits: Any, name: str) -> Tensor:
         logits = as_tensor(logits, name).detach()
         if logits.ndim != 2 or logits.shape[1] != self.classes:
-            raise ShapeError(f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.")
+            raise ShapeError(
+                f"`{name}` must be logits of shape (n, {self.classes}); got {tuple(logits.shape)}.", argument=name
+            )
         require_finite(logits, f"`{name}`")
         return logits.to(summing_dtype(logits.device))
 

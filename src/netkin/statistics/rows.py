@@ -18,7 +18,7 @@ from netkin.results.caveats import Caveat
 from netkin.statistics.collector import Pair
 from netkin.statistics.covariances import PairSide, principal_directions
 from netkin.statistics.linear_algebra import centred, few_for_bias, power_of_two, rbf_kernel, self_product, squared_norm
-from netkin.statistics.stored import Cached
+from netkin.statistics.storage import Cached
 
 if TYPE_CHECKING:
     from netkin.statistics.moments import Moments

@@ -47,7 +47,7 @@ from netkin.statistics.kernel_pairs import (
     checked_kernel,
     features_and_gradients,
 )
-from netkin.statistics.stored import Stored
+from netkin.statistics.storage import Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,7 +83,8 @@ class SketchSettings(LossSettings):
         if self.buckets < 1 or self.stacks < 1 or self.buckets % self.stacks:
             raise InvalidValue(
                 f"a sketch needs at least 1 bucket, in stacks of equal height; got buckets={self.buckets}, "
-                f"stacks={self.stacks}."
+                f"stacks={self.stacks}.",
+                argument="buckets",
             )
 
     def joined(self, other: SketchSettings) -> SketchSettings | None:

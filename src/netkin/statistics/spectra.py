@@ -63,7 +63,7 @@ FOLD = 64  # examples gathered before they are transformed
 SAMPLE = 64  # examples whose maps are kept, to estimate the share off the blocks
 CHUNK = 256  # examples transformed at a time, at most
 CACHED = 2**19  # numbers of one layer transformed at a time on a CPU: what its caches hold
-SPECTRA_WAYS = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
+SPECTRA_ADVICE = """shape='pool', pairs='corresponding', resize='average'"""  # out of spectra that are too large
 
 View = tuple[Key, Grid]
 
@@ -140,7 +140,7 @@ class LayerSpectra(LayerMoments):
         total = 16 * max(study.chunks, 1) * (squares + cross) + 2 * SAMPLE * maps + max(reading, 16 * (sides + pairs))
         return CostEstimate(
             total, f"Spectra, streamed, products in {settings.precision_name(study)}", "spectra",
-            why=", as they hold any number of examples", ways=SPECTRA_WAYS,
+            why=", as they hold any number of examples", advice=SPECTRA_ADVICE,
         )  # fmt: skip
 
     @classmethod

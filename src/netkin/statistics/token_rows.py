@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TOKENS = 4096  # tokens that are kept: Gram matrices grow with the square
 ROOM = 2**31  # bytes of Gram matrices that are held while the other layers pass by, at most
+NARROW = 8  # up to a share of one in so many of its tokens a layer is narrow
 HALVES = {torch.finfo(dtype).eps: dtype for dtype in (torch.bfloat16, torch.float16)}
 
 
@@ -55,17 +56,18 @@ class TokenRows(LinearRows):
 
     @classmethod
     def cost(cls, settings: LinearSettings, study: Study) -> CostEstimate | None:
-        if study.spectral or not any(layer.shape == "tokens" for layer in study.sizes):
+        if study.spectral or not any(layer.kind == "tokens" for layer in study.sizes):
             return None
         cap, item, n = study.tokens or TOKENS, settings.precision(study).itemsize, study.examples
         kept = sum((cap + max(cap // 4, layer.rows)) * layer.width * _itemsize(layer) for layer in study.sizes)
         widest = max(layer.width for layer in study.sizes)
-        passing = item * 3 * (cap * widest + cap**2)  # a layer about its mean, and its products
+        square = 0 if _is_narrow(widest, cap) else item * cap**2
+        passing = 3 * (item * cap * widest + square)  # a layer about its mean, and its products
         if settings.whitens or settings.rotates or settings.uncentred:
             passing += sum(side_bytes(settings, layer, cap, item) for layer in study.sizes)
             passing += item * settings.matrices * study.read_at_once(lambda x, y: min(x.width, cap) * min(y.width, cap))
         else:
-            passing += min(_room(study), item * cap**2 * len(study.sizes))
+            passing += min(room_of(study), square * len(study.sizes))
         chunked = kept if study.chunks else 0  # the rows without a chunk are a copy
         why = "" if study.tokens else ", as statistics of all would not fit"
         return CostEstimate(
@@ -79,13 +81,13 @@ class TokenRows(LinearRows):
         halves = {key: HALVES[layer.resolution] for key, layer in study.layers.items() if _is_half(layer)}
         made = cls(
             study.pair_blocks, precision=settings.precision(study), chunks=study.chunks, cap=study.tokens or TOKENS,
-            seed=study.seed, dtypes=halves, room=_room(study),
+            seed=study.seed, dtypes=halves, room=room_of(study),
         )  # fmt: skip
         made.resolutions = study.resolutions
         return made
 
-    def checked(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
-        layers = super().checked(rows, names)
+    def check_rows(self, rows: Mapping[Any, Any], names: Sequence[Key] | None = None) -> dict[Key, Tensor]:
+        layers = super().check_rows(rows, names)
         return {name: layer.to(self.dtypes.get(name, layer.dtype)) for name, layer in layers.items()}
 
     @property
@@ -98,6 +100,8 @@ class TokenRows(LinearRows):
         require_pair(a, b, self.names, "rows", self.pair_blocks)
         sides = self._side(a, without), self._side(b, without)
         self.require_alike_rows(a, b)  # once both are in order
+        if all(_is_narrow(side.width, side.n) for side in sides):
+            return Moments(*sides)
         return TokenMoments(*sides, lambda: self._squares(a, b, without)[a, b])
 
     def _side(self, key: Key, without: int | None) -> TokenSide:
@@ -116,15 +120,22 @@ class TokenRows(LinearRows):
         start = left.index(a) // size * size
 
         def make() -> dict[tuple[Key, Key], Tensor]:
-            some = {key: self._side(key, without).gram for key in left[start : start + size]}
+            some = {key: self._gram(key, without) for key in left[start : start + size]}
             squares = {}
             for other in right:
-                gram = some[other] if other in some else self._side(other, without).gram
+                gram = some[other] if other in some else self._gram(other, without)
                 for key, mine in some.items():
-                    squares[key, other] = _inner_product(mine, gram)
+                    squares[key, other] = self._product(mine, gram)
             return squares
 
         return self.once(("squares", start, tuple(left), tuple(right), without), make)
+
+    def _gram(self, key: Key, without: int | None) -> Any:
+        """Return what is held of a layer while others pass by."""
+        return self._side(key, without).gram
+
+    def _product(self, one: Any, other: Any) -> Tensor:
+        return _inner_product(one, other)
 
     def exactness_of(self, pairs: Sequence[tuple[Key, Key]]) -> str:
         seen = max(self.layers[key].seen for pair in pairs for key in pair)
@@ -154,15 +165,23 @@ class TokenSide(RowsSide):
 
     def __init__(self, X: Tensor, name: str, precision: torch.dtype, *, resolution: float | None):
         super().__init__(X, name, precision, resolution=resolution)
+        self._rows = None
+        if _is_narrow(self.width, self.n):
+            return
         gram = self.gram
         # into the dictionary, where the cached properties of rows look for what is known
         norms = torch.diagonal(gram).to(summing_dtype(gram.device))
-        self.__dict__ |= {"squared": squared_norm(gram), "row_norms": norms, "_rows": None}
+        self.__dict__ |= {"squared": squared_norm(gram), "row_norms": norms}
 
     @property
     def gram(self) -> Tensor:
         rows = self.rows
         return rows @ rows.mT
+
+
+def _is_narrow(width: int, tokens: int) -> bool:
+    """Return whether products of features take less than Gram matrices, those of all pairs together."""
+    return NARROW * width <= tokens
 
 
 def _inner_product(A: Tensor, B: Tensor) -> Tensor:
@@ -172,13 +191,14 @@ def _inner_product(A: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.vecdot(A, B).to(summing_dtype(A.device)).sum()
 
 
-def _room(study: Study) -> int:
+def room_of(study: Study) -> int:
+    """Return the bytes of Gram matrices that may be held."""
     return min(ROOM, study.limit // 4)
 
 
 def _is_half(layer: LayerSize) -> bool:
     """Return whether the tokens of a layer came in half precision."""
-    return layer.shape == "tokens" and layer.resolution in HALVES
+    return layer.kind == "tokens" and layer.resolution in HALVES
 
 
 def _itemsize(layer: LayerSize) -> int:

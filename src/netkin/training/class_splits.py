@@ -70,24 +70,30 @@ def split_tasks(train: Any, test: Any, tasks: int = 5, *, seed: int | None = Non
     classes, names = parts[0][1].unique(), class_names(train)
     require_at_least(1, len(classes) // 2, tasks=tasks)  # of 2 classes or more each
     if len(classes) % tasks:
-        raise InvalidValue(f"{len(classes)} classes can't be split into {tasks} tasks of equally many.")
+        raise InvalidValue(
+            f"{len(classes)} classes can't be split into {tasks} tasks of equally many.", argument="tasks"
+        )
     if seed is not None:
         classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     return tuple(_task(group, names, *parts) for group in classes.split(len(classes) // tasks))
 
 
-def refuse_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
+def require_tasks(tasks: Sequence[Task], least: int = 1) -> tuple[Task, ...]:
     """Return tasks as a tuple; too few of them, other objects and duplicate names are refused."""
     found = tuple(tasks)
     stranger = next((type(one).__name__ for one in found if not isinstance(one, Task)), None)
     if stranger is not None:
         raise InvalidValue(f"`tasks` holds tasks, as `nk.split_tasks` makes them; got a {stranger}.", argument="tasks")
     if len(found) < least:
-        raise InvalidValue(f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.")
+        raise InvalidValue(
+            f"a sequence needs {least} task{'s' if least > 1 else ''} or more; got {len(found)}.", argument="tasks"
+        )
     names = [task.name for task in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise NameClash(f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.")
+        raise NameClash(
+            f"tasks must have distinct names; {twice!r} occurs {names.count(twice)} times.", argument="tasks"
+        )
     for task in found:
         shapes = {tuple(one.shape[1:]) for one in (found[0].train[0], task.train[0], task.test[0])}
         if len(shapes) > 1:
@@ -177,7 +183,7 @@ def split_by_classes(
     data = load_data(data, LOADED_AT_ONCE) if isinstance(data, str) else data
     inputs, labels = as_examples(data, "`data`")
     every = labels.unique().tolist()
-    _refuse_counts(clients, classes, len(every))
+    _require_counts(clients, classes, len(every))
     require_listed("partition", partition, PARTITIONS)
     generator = torch.Generator().manual_seed(seed)
     held = _grouped(every, clients, classes) if partition == "groups" else _drawn(every, clients, classes, generator)
@@ -187,10 +193,10 @@ def split_by_classes(
     return ClientSplit(train, tests, dict(zip(names, held, strict=True)), class_names(data))
 
 
-def _refuse_counts(clients: Any, classes: Any, available: int) -> None:
+def _require_counts(clients: Any, classes: Any, available: int) -> None:
     require_at_least(1, clients=clients, classes=classes)
     if classes > available:
-        raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.")
+        raise InvalidValue(f"a client can't have {classes} classes: the data have {available}.", argument="classes")
 
 
 def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ...]]:
@@ -198,7 +204,8 @@ def _grouped(every: list[int], clients: int, classes: int) -> list[tuple[int, ..
     if len(every) % classes or clients % len(groups):
         raise InvalidValue(
             f"{len(every)} classes in groups of {classes} can't be given to {clients} clients, as many to each group; "
-            "choose numbers that divide each other, or partition='random'."
+            "choose numbers that divide each other, or partition='random'.",
+            argument="clients",
         )
     return [group for group in groups for _ in range(clients // len(groups))]
 

@@ -1,4 +1,4 @@
-"""The course of a training: the order of the examples, and the augmentation of images by shifts and flips.
+"""Batch orders: the order of the examples, and the augmentation of images by shifts and flips.
 
 All of it follows from a seed. Data are one of these: arrays with a row for each example, as a tuple ``(inputs,
 labels)``, a mapping or the inputs alone; a data set; or a loader or list of batches, which gives its own order.
@@ -37,17 +37,17 @@ _WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)  # sen
 
 
 @dataclass(frozen=True)
-class Pick:
+class BatchIndices:
     """The examples of one batch by their rows, and for each how far it is moved and whether it is mirrored."""
 
     rows: Tensor
     moves: Tensor | None = None  # down and across
     flips: Tensor | None = None
 
-    def part(self, start: int, size: int) -> Pick:
+    def part(self, start: int, size: int) -> BatchIndices:
         """Return the pick of some of its examples."""
         moves, flips = (one if one is None else one[..., start : start + size] for one in (self.moves, self.flips))
-        return Pick(self.rows[start : start + size], moves, flips)
+        return BatchIndices(self.rows[start : start + size], moves, flips)
 
 
 def arrays_in(data: Any) -> Any:
@@ -65,7 +65,8 @@ def arrays_in(data: Any) -> Any:
     if len(lengths) > 1:
         raise ShapeError(
             f"the arrays of `data` must have a row for each example; got {' and '.join(map(str, sorted(lengths)))} "
-            "rows. Batches are given as a list."
+            "rows. Batches are given as a list.",
+            argument="data",
         )
     return mapped(lambda leaf: torch.as_tensor(plain_array(leaf)), data)
 
@@ -110,7 +111,7 @@ def _inputs_and_labels(batch: Any, what: str) -> tuple[Tensor, Tensor]:
 
 
 class Arrays:
-    """A course over arrays, whose orders come from a generator of its own, begun at the seed."""
+    """The order of batches of arrays, whose orders come from a generator of its own, begun at the seed."""
 
     def __init__(self, arrays: Any, recipe: Recipe, seed: int):
         self.arrays, self.recipe = arrays, recipe
@@ -125,7 +126,7 @@ class Arrays:
             )
         self._augmented = bool(recipe.shift or recipe.flip)
         if self._augmented:
-            _refuse_no_images(arrays)
+            _require_images(arrays)
 
     @cached_property
     def _padded(self) -> Tensor:
@@ -149,9 +150,9 @@ class Arrays:
 
     def epoch(self, skip: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch after the first `skip`."""
-        return map(self.batch, islice(self.picks(), skip, None))
+        return map(self.batch, islice(self.batches(), skip, None))
 
-    def picks(self) -> Iterator[Pick]:
+    def batches(self) -> Iterator[BatchIndices]:
         """Yield what each batch of the next epoch is made of."""
         size = self.recipe.batch
         if self.recipe.order == "drawn":
@@ -164,14 +165,14 @@ class Arrays:
         for start in range(0, self.per_epoch * size, size):
             yield every.part(start, size)
 
-    def batch(self, pick: Pick) -> Any:
+    def batch(self, indices: BatchIndices) -> Any:
         """Return a batch: its rows of all arrays, the images among them moved and mirrored."""
         if not self._augmented:
-            return mapped(lambda array: array[pick.rows], self.arrays)
-        chosen = augmented(self._padded, pick, self.recipe)
+            return mapped(lambda array: array[indices.rows], self.arrays)
+        chosen = augmented(self._padded, indices, self.recipe)
         if isinstance(self.arrays, Tensor):
             return chosen
-        return rebuilt(self.arrays, {0: chosen, **{i: one[pick.rows] for i, one in enumerate(self.arrays) if i}})
+        return rebuilt(self.arrays, {0: chosen, **{i: one[indices.rows] for i, one in enumerate(self.arrays) if i}})
 
     def digest(self) -> str:
         """Return a digest of the examples."""
@@ -179,17 +180,17 @@ class Arrays:
         found.update(self.arrays, range(self.count))
         return f"{found.count:,} examples, digest {found.hex}"
 
-    def _drawn(self, rows: Tensor) -> Pick:
+    def _drawn(self, rows: Tensor) -> BatchIndices:
         shift, moves, flips = self.recipe.shift, None, None
         if shift:
             moves = torch.randint(0, 2 * shift + 1, (2, len(rows)), generator=self.generator).to(self.place)
         if self.recipe.flip:
             flips = (torch.rand(len(rows), generator=self.generator) < 0.5).to(self.place)
-        return Pick(rows.to(self.place), moves, flips)
+        return BatchIndices(rows.to(self.place), moves, flips)
 
 
 class Loaded:
-    """A course over batches that a loader, a list or a data set gives."""
+    """The order of batches that a loader, a list or a data set gives."""
 
     def __init__(self, data: Any, recipe: Recipe, seed: int):
         if recipe.shift or recipe.flip:
@@ -253,7 +254,7 @@ class Loaded:
     def epoch(self, skip: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch after the first `skip`."""
         if self._own_order:
-            rows = [pick.rows.tolist() for pick in self._rows.picks()][skip:]
+            rows = [indices.rows.tolist() for indices in self._rows.batches()][skip:]
             return iter(DataLoader(self.data, batch_sampler=rows))
         batches = iter(self.data)
         # read now, so that what a loader draws at random is drawn before the random states are restored
@@ -278,19 +279,19 @@ class Loaded:
         return f"{found.count:,} examples in {len(sizes):,} batches, digest {settings_digest([found.hex, sizes])}"
 
 
-Course = Arrays | Loaded
+BatchOrder = Arrays | Loaded
 
 
-def course_of(data: Any, recipe: Recipe, seed: int) -> Course:
-    """Return the course of a training over data of any form."""
+def batch_order(data: Any, recipe: Recipe, seed: int) -> BatchOrder:
+    """Return the batch order of data of any form."""
     arrays = arrays_in(data)
     return Loaded(data, recipe, seed) if arrays is None else Arrays(arrays, recipe, seed)
 
 
-def course_to_train(data: Any, recipe: Recipe, seed: int) -> Course:
-    """Return the course of a training, and name the settings that differ from those of batches that were given."""
-    course = course_of(data, recipe, seed)
-    given = course.given if isinstance(course, Loaded) else {}
+def batch_order_to_train(data: Any, recipe: Recipe, seed: int) -> BatchOrder:
+    """Return the batch order, and name the settings that differ from those of batches that were given."""
+    order = batch_order(data, recipe, seed)
+    given = order.given if isinstance(order, Loaded) else {}
     asked = {name: getattr(recipe, name) for name in given}
     unused = [name for name, value in asked.items() if value not in (given[name], getattr(Recipe, name))]
     if unused:
@@ -299,7 +300,7 @@ def course_to_train(data: Any, recipe: Recipe, seed: int) -> Course:
             "used: the data come as batches, which keep their size and order. Give arrays `(inputs, labels)`, a data "
             "set, or a name such as 'digits:train'."
         )
-    return course
+    return order
 
 
 @contextmanager
@@ -320,10 +321,10 @@ def _warn(sentence: str) -> None:
         before.add(sentence)
 
 
-def augmented(padded: Tensor, pick: Pick, recipe: Recipe) -> Tensor:
+def augmented(padded: Tensor, indices: BatchIndices, recipe: Recipe) -> Tensor:
     """Return the picked images, moved and mirrored."""
-    images = padded[pick.rows] if pick.moves is None else moved(padded, pick.rows, pick.moves, recipe.shift)
-    return images if pick.flips is None else torch.where(pick.flips[:, None, None, None], images.flip(-1), images)
+    images = padded[indices.rows] if indices.moves is None else moved(padded, indices.rows, indices.moves, recipe.shift)
+    return images if indices.flips is None else torch.where(indices.flips[:, None, None, None], images.flip(-1), images)
 
 
 def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
@@ -341,7 +342,7 @@ def moved(padded: Tensor, rows: Tensor, moves: Tensor, shift: int) -> Tensor:
 
 def in_order(data: Any, batch: int = TEST_BATCH) -> Iterator[Any]:
     """Yield the batches of data that are not trained on, in their own order."""
-    return course_of(data, Recipe(steps=1, batch=batch, order="given"), seed=0).epoch()
+    return batch_order(data, Recipe(steps=1, batch=batch, order="given"), seed=0).epoch()
 
 
 def placed(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
@@ -362,7 +363,7 @@ def with_margin(images: Tensor, shift: int) -> Tensor:
     return pad(images, (shift,) * 4) if shift else images
 
 
-def _refuse_no_images(arrays: Any) -> None:
+def _require_images(arrays: Any) -> None:
     images = arrays[0] if isinstance(arrays, tuple) else arrays
     if not isinstance(images, Tensor):
         raise ShapeError("`shift` and `flip` need images as one array, alone or first in a tuple.", argument="shift")

@@ -13,21 +13,29 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LinearLR
 
-from netkin.arrays import label_tensor, refuse_beyond_classes
+from netkin.arrays import label_tensor, require_classes
 from netkin.errors import FileError, ForwardError, InvalidValue, ShapeError, require_at_least
 from netkin.files import Location, damage_reported
 from netkin.identity import COMPARE, described_call
-from netkin.jobs import Job, refuse_output
+from netkin.jobs import Job, require_output
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import device_of, dtype_of, inputs_of, labels_of, outputs_of
-from netkin.representations.layers import refuse_lazy, unwrapped
+from netkin.representations.inputs import (
+    batch_length,
+    device_of,
+    dtype_of,
+    examples_in,
+    inputs_of,
+    labels_of,
+    outputs_of,
+)
+from netkin.representations.layers import require_weights, unwrapped
 from netkin.settings import evaluating, load_random_state, model_lock, random_state, random_states_kept, seed_all
 from netkin.sources.architectures import digits, seeded
 from netkin.sources.datasets import load_data
 from netkin.sources.names import by_name
 from netkin.sources.weights import save_weights
-from netkin.training.example_order import TEST_BATCH, course_of, course_to_train, in_order, placed
+from netkin.training.example_order import TEST_BATCH, arrays_in, batch_order, batch_order_to_train, in_order, placed
 from netkin.training.recipe import Hook, Recipe, Record, as_hooks, recipe_of, set_rates
 from netkin.training.saving import (
     KIND,
@@ -38,11 +46,13 @@ from netkin.training.saving import (
     load_model_state,
     model_state,
 )
+from netkin.training.work_plan import Planning, Work, WorkPlan, memory_of_training, planned, training_work
 
 Loss = Callable[[Any, Any], Tensor]
 Objective = Callable[[Any, int], Tensor]  # what is minimised, of a batch and the step
 
 
+@planned
 def train(
     model: nn.Module,
     data: Any,
@@ -57,7 +67,7 @@ def train(
     overwrite: bool = False,
     progress: ProgressOption = None,
     **settings: Any,
-) -> list[Record]:
+) -> Planning[WorkPlan, list[Record]]:
     """Train `model` where it lies, and return a record of each epoch: loss, seconds, and what a test gave.
 
     The same model, data, recipe and seed give the same weights, bit for bit on a CPU. The model's training flags and
@@ -83,27 +93,28 @@ def train(
 
     Example:
         >>> inputs = torch.linspace(-1, 1, 64)[:, None]
-        >>> history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, rate=0.1, loss=nn.functional.mse_loss)
+        >>> history = train(nn.Linear(1, 1), (inputs, 3 * inputs), epochs=99, lr=0.1, loss=nn.functional.mse_loss)
         >>> len(history), history[-1]["loss"] < 1e-3
         (99, True)
     """
     chosen = recipe_of(recipe, settings)
-    refuse_untrainable(model)
-    _refuse_settings(chosen, loss, save, every)
-    refuse_output(save, overwrite=overwrite)
+    require_trainable(model)
+    _require_settings(chosen, loss, save, every)
+    require_output(save, overwrite=overwrite)
+    yield lambda: _plan(model, data, chosen, test, seed)
     with model_lock(), evaluating(model), random_states_kept(model, data=[data, test]), torch.enable_grad():
         model.train()  # `evaluating` puts each flag back
-        course, made_hooks = course_to_train(data, chosen, seed), as_hooks(hooks)
+        order, made_hooks = batch_order_to_train(data, chosen, seed), as_hooks(hooks)
         minimised, dtype = loss or default_loss(chosen), chosen.dtype(device_of(model))
         evaluate = partial(loss_and_accuracy, model, test, minimised, dtype, by_classes=loss is None)
         loop = Loop(
-            model, course, chosen, supervised(model, minimised, made_hooks), made_hooks, seed=seed, every=every,
+            model, order, chosen, supervised(model, minimised, made_hooks), made_hooks, seed=seed, every=every,
             evaluate=None if test is None else evaluate,
         )  # fmt: skip
         identity = {}
         if save is not None:  # this reads all data
-            tested = None if test is None else lambda: course_of(test, Recipe(steps=1), 0).digest()
-            identity = identity_of(model, chosen, seed, loss, made_hooks, course.digest, tested)
+            tested = None if test is None else lambda: batch_order(test, Recipe(steps=1), 0).digest()
+            identity = identity_of(model, chosen, seed, loss, made_hooks, order.digest, tested)
         call = described_call("nk.train", model=model, recipe=chosen.words, seed=seed, save=str(save))
         with Job.beside(save, KIND, identity, call=call, overwrite=overwrite, compare=COMPARE) as job:
             saving = PartSaving(None if save is None else job, STATE, is_whole=True, test=test)
@@ -115,6 +126,21 @@ def train(
     return history
 
 
+explain_train = train.explain
+
+
+def _plan(model: nn.Module, data: Any, recipe: Recipe, test: Any, seed: int) -> WorkPlan:
+    with random_states_kept(model, data=[data, test]):
+        order = batch_order_to_train(data, recipe, seed)
+        work = [training_work("training", order, recipe)]
+        if test is not None:
+            given, steps = arrays_in(test), work[0].steps
+            count = examples_in(test) if given is None else batch_length(given)
+            epochs = recipe.epochs or (steps and order.per_epoch and -(-steps // order.per_epoch))
+            work.append(Work("testing after each epoch", None if count is None or not epochs else epochs * count))
+    return WorkPlan(tuple(work), memory_of_training(model, recipe))
+
+
 @torch.no_grad()
 @by_name(models="model", data="data")
 def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision: str = "float32") -> float:
@@ -122,7 +148,7 @@ def accuracy(model: nn.Module, data: Any, *, batch: int = TEST_BATCH, precision:
 
     Labels below 0 do not count. The model and all random states are left as they were found.
     """
-    refuse_lazy(model)
+    require_weights(model)
     dtype = Recipe(steps=1, precision=precision).dtype(device_of(model))
     with model_lock(), random_states_kept(model, data=[data]):
         return loss_and_accuracy(model, data, None, dtype, batch)["accuracy"]
@@ -135,10 +161,10 @@ class Loop:
     """
 
     def __init__(
-        self, model: nn.Module, course: Any, recipe: Recipe, objective: Objective, hooks: Sequence[Any] = (), *,
+        self, model: nn.Module, order: Any, recipe: Recipe, objective: Objective, hooks: Sequence[Any] = (), *,
         seed: int = 0, every: int | None = None, evaluate: Callable[[], Record] | None = None,
     ):  # fmt: skip
-        self.model, self.course, self.recipe, self.objective = model, course, recipe, objective
+        self.model, self.order, self.recipe, self.objective = model, order, recipe, objective
         self.hooks, self.seed, self.every, self.evaluate = hooks, seed, every, evaluate
         self.device = device_of(model)
         self.dtype = recipe.dtype(self.device)
@@ -147,7 +173,7 @@ class Loop:
         self.rates = self._rates()
         self.step = self.epoch = self.within = 0  # `within` counts the steps of the epoch that is not done
         self.seconds, self.losses, self.history = 0.0, list[Tensor](), list[Record]()
-        self.epoch_state: Tensor = course.state
+        self.epoch_state: Tensor = order.state
         self.random_state: dict[str, Any] | None = None  # where a training that stopped within an epoch goes on
 
     def _rates(self) -> list[list[float]]:
@@ -157,7 +183,7 @@ class Loop:
     @property
     def total(self) -> int | None:
         """How many steps there are in all, None where the length of the data is unknown."""
-        per_epoch = self.course.per_epoch
+        per_epoch = self.order.per_epoch
         return self.recipe.steps or (None if per_epoch is None else (self.recipe.epochs or 0) * per_epoch)
 
     @property
@@ -185,7 +211,7 @@ class Loop:
 
     def _epoch(self, report: Report) -> None:
         seed_all(self.device, self.seed, self.epoch)
-        batches = self.course.epoch(self.within)
+        batches = self.order.epoch(self.within)
         if self.random_state is not None:
             with damage_reported(self.saving.where):
                 load_random_state(self.device, self.random_state)
@@ -231,8 +257,8 @@ class Loop:
         self.seconds, self.losses = 0.0, []
         for hook in self.hooks:
             hook.after_epoch(self.model, self.history[-1])
-        if self.within == (self.course.per_epoch or self.within):  # else more steps would go on within this epoch
-            self.epoch, self.within, self.epoch_state = self.epoch + 1, 0, self.course.state
+        if self.within == (self.order.per_epoch or self.within):  # else more steps would go on within this epoch
+            self.epoch, self.within, self.epoch_state = self.epoch + 1, 0, self.order.state
         if self.every is None or self.done:
             self._keep()
 
@@ -260,7 +286,7 @@ class Loop:
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.epoch_state, self.random_state = state["epoch_state"], state["random"]
-            self.course.load(self.epoch_state)
+            self.order.load(self.epoch_state)
             self.losses = [] if state["losses"] is None else list(state["losses"].to(self.device))
             self.seconds, self.history = state["seconds"], state["history"]
             self.step, self.epoch, self.within = state["step"], state["epoch"], state["within"]
@@ -328,7 +354,7 @@ def class_numbers(outputs: Any, given: Any) -> Tensor:
     logits = main_tensor(outputs, "")
     labels = label_tensor(given, logits.device)
     classes = logits.shape[class_axis(logits, labels)]  # refuses fractions
-    refuse_beyond_classes(labels.long(), classes)
+    require_classes(labels.long(), classes)
     return labels.long()
 
 
@@ -342,8 +368,8 @@ def epoch_record(epoch: int, step: int, losses: Sequence[Tensor], recipe: Recipe
     loss = torch.stack(list(losses)).mean().item()
     if not abs(loss) < float("inf"):
         raise ForwardError(
-            f"the mean loss of epoch {epoch} is {loss}, up to step {step:,}; take a smaller `rate` than "
-            f"{recipe.rate:g}, a `warmup` or a `clip`."
+            f"the mean loss of epoch {epoch} is {loss}, up to step {step:,}; take a smaller `lr` than "
+            f"{recipe.lr:g}, a `warmup` or a `clip`."
         )
     return {"epoch": epoch, "step": step, "loss": loss}
 
@@ -392,9 +418,9 @@ def count_right(outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     return ((logits.argmax(class_axis(logits, labels)) == labels) & counts).sum(), counts.sum()
 
 
-def refuse_untrainable(model: nn.Module) -> None:
+def require_trainable(model: nn.Module) -> None:
     """Refuse a network whose weights have no values yet, or that has no mode for training."""
-    refuse_lazy(unwrapped(model))
+    require_weights(unwrapped(model))
     if "_guards_fn" in unwrapped(model)._modules:
         raise InvalidValue(
             "the module of an exported program can't be trained, since it stays in the mode of its export; "
@@ -402,7 +428,7 @@ def refuse_untrainable(model: nn.Module) -> None:
         )
 
 
-def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
+def _require_settings(recipe: Recipe, loss: Loss | None, save: Location | None, every: int | None) -> None:
     if loss is not None and recipe.smoothing:
         raise InvalidValue(
             "`smoothing` belongs to the cross entropy; build it into your own `loss`.", argument="smoothing"
@@ -410,7 +436,9 @@ def _refuse_settings(recipe: Recipe, loss: Loss | None, save: Location | None, e
     if every is not None:
         require_at_least(1, every=every)
         if save is None:
-            raise InvalidValue(f"every={every!r} says how often a training is saved; say where with `save=FILE`.")
+            raise InvalidValue(
+                f"every={every!r} says how often a training is saved; say where with `save=FILE`.", argument="every"
+            )
 
 
 def untrained_digits_net(seed: int) -> nn.Module:
@@ -425,7 +453,7 @@ def trained_digits_net(seed: int, epochs: int = 12, progress: Callable[[int, flo
     """
     model = untrained_digits_net(seed)
     falling = partial(LinearLR, start_factor=1, end_factor=0.05, total_iters=epochs - 1)
-    recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", rate=3e-3, schedule=falling)
+    recipe = Recipe(epochs=epochs, batch=32, optimizer="adam", lr=3e-3, schedule=falling)
     digits_train = map(torch.cat, zip(*load_data("digits:train", batch_size=10_000), strict=True))
     train(model, tuple(digits_train), recipe, seed=seed, hooks=[_Telling(progress)] if progress else [], progress=False)
     return model

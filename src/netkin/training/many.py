@@ -19,12 +19,12 @@ from netkin.progress import ProgressOption, about, reporting, showing
 from netkin.representations.inputs import device_of, dtype_of
 from netkin.settings import evaluating, model_lock, random_states_kept, seed_all, without_vmap_warnings
 from netkin.training.example_order import arrays_in, each_warned_once, placed
-from netkin.training.loop import Loss, default_loss, loss_and_accuracy, refuse_untrainable, train
+from netkin.training.loop import Loss, default_loss, loss_and_accuracy, require_trainable, train
 from netkin.training.recipe import Recipe, Record, recipe_of
 from netkin.training.teams import Store, Student, Team
 
-Look = Callable[[int, nn.Module, int], Any]
-WAYS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
+Callback = Callable[[int, nn.Module, int], Any]
+METHODS = {"one by one": "one by one", "stacked": "stacked into one", "graphs": "as CUDA graphs"}
 # operations of a network's forward pass of a batch, and its weights: above, stacking gains nothing
 STACKED_BELOW = {"cpu": (1e7, 1e5), "cuda": (2e9, 1e7)}
 TICKS = 64  # steps that are prepared at a time where epochs are shorter and nothing is tested
@@ -40,9 +40,9 @@ def train_many(
     seeds: Sequence[int] | None = None,
     loss: Loss | None = None,
     hooks: Callable[[int], Sequence[Any]] | None = None,
-    look: Look | None = None,
-    look_at: Collection[int] = (),
-    how: str = "auto",
+    callback: Callback | None = None,
+    callback_steps: Collection[int] = (),
+    method: str = "auto",
     progress: ProgressOption = None,
     **settings: Any,
 ) -> list[list[Record]]:
@@ -60,16 +60,16 @@ def train_many(
         seeds: One for each network; 0, 1, 2, ... if not given.
         loss: A function of ``(outputs, labels)``; by default the cross entropy of class numbers.
         hooks: A function of a network's number that returns its hooks; networks with hooks are trained one by one.
-        look: A function of ``(number, model, step)`` that may read a network, but not change it, on its way.
-        look_at: After which steps it is called; 0 is before the first.
-        how: "stacked" joins small networks of one form into one by `torch.func.vmap`, on a GPU in a CUDA graph;
+        callback: A function of ``(number, model, step)`` that may read a network, but not change it, on its way.
+        callback_steps: After which steps it is called; 0 is before the first.
+        method: "stacked" joins small networks of one form into one by `torch.func.vmap`, on a GPU in a CUDA graph;
             "graphs" gives each a CUDA graph and a stream of its own; "one by one" is `train`; "auto" chooses.
         progress: None shows a bar, False nothing; or a function of ``(done, total, what)``.
         **settings: Settings of the recipe.
 
     Example:
         >>> inputs, models = torch.linspace(-1, 1, 64)[:, None], [nn.Linear(1, 1) for _ in range(3)]
-        >>> settings = {"epochs": 99, "rate": 0.1, "loss": nn.functional.mse_loss}
+        >>> settings = {"epochs": 99, "lr": 0.1, "loss": nn.functional.mse_loss}
         >>> histories = train_many(models, data_of_each=[(inputs, slope * inputs) for slope in (1, 2, 3)], **settings)
         >>> [round(model.weight.item(), 1) for model in models]
         [1.0, 2.0, 3.0]
@@ -83,10 +83,10 @@ def train_many(
     chosen, work = recipe_of(recipe, settings), list(models)
     data_of_each = _data_for(work, data, data_of_each)
     seeds = list(range(len(work)) if seeds is None else seeds)
-    _refuse_counts(work, data_of_each, seeds)
-    call = Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, look, frozenset(look_at))
+    _require_counts(work, data_of_each, seeds)
+    call = Trainings(work, data_of_each, chosen, test, seeds, loss, hooks, callback, frozenset(callback_steps))
     with showing(progress):
-        return call.run(how)
+        return call.run(method)
 
 
 class Trainings:
@@ -94,30 +94,33 @@ class Trainings:
 
     def __init__(
         self, models: list[nn.Module], data: Sequence[Any], recipe: Recipe, test: Any, seeds: list[int],
-        loss: Loss | None = None, hooks: Callable[[int], Sequence[Any]] | None = None, look: Look | None = None,
-        look_at: frozenset[int] = frozenset(),
+        loss: Loss | None = None, hooks: Callable[[int], Sequence[Any]] | None = None, callback: Callback | None = None,
+        callback_steps: frozenset[int] = frozenset(),
     ):  # fmt: skip
         self.models, self.data, self.recipe, self.test, self.seeds = models, data, recipe, test, seeds
         self.loss, self.hooks, self.device = loss, hooks, device_of(models[0])
-        self.look, self.look_at = look, look_at if look else frozenset[int]()
+        self.callback, self.callback_steps = callback, callback_steps if callback else frozenset[int]()
         found = {id(one): arrays_in(one) for one in data}  # shared data are shared still
         self.arrays = [found[id(one)] for one in data]
         self.stacked: Team | None = None
 
-    def run(self, how: str) -> list[list[Record]]:
+    def run(self, method: str) -> list[list[Record]]:
         """Train in the requested way, or the fastest that works."""
-        if how == "auto":
+        if method == "auto":
             return self._first_that_works()
-        require_method(how)
-        reason = self.reason_against(how)
+        require_method(method)
+        reason = self.reason_against(method)
         if reason:
             raise UnfitMethod(
-                f"these networks can't be trained {WAYS[how]}: {reason}; how='auto' takes another way.", argument="how"
+                f"these networks can't be trained {METHODS[method]}: {reason}; method='auto' takes another.",
+                argument="method",
             )
         try:
-            return self._by(how)
+            return self._by(method)
         except _Unfit as fault:
-            raise UnfitMethod(f"these networks can't be trained {WAYS[how]}: {fault}", argument="how") from fault
+            raise UnfitMethod(
+                f"these networks can't be trained {METHODS[method]}: {fault}", argument="method"
+            ) from fault
 
     def again(
         self, states: Sequence[Mapping[str, Tensor]], data: Sequence[tuple[Tensor, Tensor]], seeds: Sequence[int]
@@ -139,12 +142,13 @@ class Trainings:
         return *team.states(), [student.history for student in students]
 
     def _first_that_works(self) -> list[list[Record]]:
-        for way in self._best():
+        for method in self._best():
             try:
-                return self._by(way)
+                return self._by(method)
             except _Unfit as fault:
                 warnings.warn(
-                    f"training the networks {WAYS[way]} failed, which takes longer now: {fault}", stacklevel=outside()
+                    f"training the networks {METHODS[method]} failed, which takes longer now: {fault}",
+                    stacklevel=outside(),
                 )
         return self._one_by_one()
 
@@ -158,13 +162,13 @@ class Trainings:
         small = small and self._trials(1)[0][0] < most[0] and not self._unlike()
         return ["stacked"] * small + ["graphs"] * (not self.reason_against("graphs"))
 
-    def reason_against(self, way: str) -> str:
+    def reason_against(self, method: str) -> str:
         """Return why a way is closed, as a part of a sentence; empty if it is open."""
-        if way == "one by one":
+        if method == "one by one":
             return ""
-        if way == "graphs" and self.device.type != "cuda":
+        if method == "graphs" and self.device.type != "cuda":
             return f"CUDA graphs need a GPU, and they lie on {self.device}"
-        return self._reason_against_all() or (self._unlike() if way == "stacked" else "")
+        return self._reason_against_all() or (self._unlike() if method == "stacked" else "")
 
     def _reason_against_all(self) -> str:
         """Return why the networks can only be trained one by one; empty if other ways are open."""
@@ -214,29 +218,29 @@ class Trainings:
         return found
 
     def _look_at(self, number: int, model: nn.Module, step: int) -> None:
-        if self.look is not None and step in self.look_at:
-            self.look(number, model, step)
+        if self.callback is not None and step in self.callback_steps:
+            self.callback(number, model, step)
 
-    def _by(self, way: str) -> list[list[Record]]:
-        return self._one_by_one() if way == "one by one" else self._at_once(way)
+    def _by(self, method: str) -> list[list[Record]]:
+        return self._one_by_one() if method == "one by one" else self._at_once(method)
 
-    def _at_once(self, way: str) -> list[list[Record]]:
+    def _at_once(self, method: str) -> list[list[Record]]:
         with ExitStack() as stack:
             for context in (model_lock(), evaluating(*self.models), random_states_kept(*self.models, data=[self.test])):
                 stack.enter_context(context)
-            if way == "stacked":
+            if method == "stacked":
                 stack.enter_context(without_vmap_warnings())
             for model in self.models:
                 model.train()
             seed_all(self.device, self.seeds[0], 0)
-            return self._train_teams(way)
+            return self._train_teams(method)
 
-    def _train_teams(self, way: str) -> list[list[Record]]:
+    def _train_teams(self, method: str) -> list[list[Record]]:
         given = zip(self.models, self.arrays, self.seeds, strict=True)
         students = [Student(model, arrays, self.recipe, seed) for model, arrays, seed in given]
-        longest = max(student.course.per_epoch for student in students)
+        longest = max(student.order.per_epoch for student in students)
         ticks = min(max(longest, TICKS if self.test is None else 1), max(student.total for student in students))
-        teams = self._prepared(students, way, ticks)
+        teams = self._prepared(students, method, ticks)
         for number, model in enumerate(self.models):
             self._look_at(number, model, 0)
         try:
@@ -246,7 +250,7 @@ class Trainings:
                 team.give_back()
         for student in students:
             student.model.zero_grad(set_to_none=True)
-        self.stacked = teams[0] if way == "stacked" else None
+        self.stacked = teams[0] if method == "stacked" else None
         return [student.history for student in students]
 
     def _take_steps(self, teams: list[Team], students: list[Student], ticks: int) -> None:
@@ -254,18 +258,18 @@ class Trainings:
             while any(student.step < student.total for student in students):
                 report.update(self._segment(teams, students, ticks))
 
-    def _teams(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+    def _teams(self, students: list[Student], method: str, ticks: int) -> list[Team]:
         loss = self.loss or default_loss(self.recipe)
-        if way == "stacked":
+        if method == "stacked":
             return [Team(students, Store(students), self.recipe, loss, ticks)]
-        keys = [(id(student.course.arrays), dtype_of(student.model)) for student in students]
+        keys = [(id(student.order.arrays), dtype_of(student.model)) for student in students]
         stores = {key: Store([student]) for key, student in dict(zip(keys, students, strict=True)).items()}
         return [Team([one], stores[key], self.recipe, loss, ticks) for key, one in zip(keys, students, strict=True)]
 
-    def _prepared(self, students: list[Student], way: str, ticks: int) -> list[Team]:
+    def _prepared(self, students: list[Student], method: str, ticks: int) -> list[Team]:
         """Try the step of each team out, and record it where there is a GPU."""
         try:
-            teams = self._teams(students, way, ticks)
+            teams = self._teams(students, method, ticks)
             for changed in filter(None, (changed for _, changed in self._trials())):
                 raise _Unfit(f"the forward pass changes {changed!r} of the model, which is no buffer written into.")
             for team in teams:
@@ -278,7 +282,7 @@ class Trainings:
             for team in teams if self.device.type == "cuda" else []:
                 team.capture()
         except Exception as fault:
-            if way == "graphs":
+            if method == "graphs":
                 raise _Unfit(_words(fault)) from fault
             told = f"the stacked networks are trained without a CUDA graph: {_words(fault)}"
             warnings.warn(told, stacklevel=outside())
@@ -289,7 +293,7 @@ class Trainings:
         active = [student for student in students if student.step < student.total]
         if self.test is not None:
             ticks = min(student.until_epoch_ends for student in active)
-        ahead = [at - student.step for student in active for at in self.look_at if at > student.step]
+        ahead = [at - student.step for student in active for at in self.callback_steps if at > student.step]
         ticks = min([ticks, *ahead])
         before, started = sum(student.step for student in students), time.perf_counter()
         for team in teams:
@@ -316,7 +320,7 @@ class Trainings:
                 for student, own in zip(team.students, table.T, strict=True)
                 if student in moved and student.record(own[: min(ticks, student.total - student.step)], seconds)
             ]
-            seen = [student for student in moved if student.step in self.look_at]
+            seen = [student for student in moved if student.step in self.callback_steps]
             if seen or (ended and self.test is not None):
                 team.give_back()
             for student in ended if self.test is not None else []:
@@ -336,9 +340,9 @@ class UnfitMethod(InvalidValue):
     """Networks can't be trained in the way that was requested."""
 
 
-def require_method(how: str) -> None:
-    """Refuse a way to train that there is not."""
-    require_listed("way to train", how, ("auto", *WAYS), "how")
+def require_method(method: str) -> None:
+    """Refuse an unknown method of training."""
+    require_listed("method of training", method, ("auto", *METHODS), "method")
 
 
 class _Unfit(Exception):
@@ -382,20 +386,24 @@ def _words(fault: Exception) -> str:
 
 def _data_for(models: list[nn.Module], data: Any, data_of_each: Sequence[Any] | None) -> Sequence[Any]:
     if (data is None) == (data_of_each is None):
-        raise InvalidValue("give either `data`, for all networks, or `data_of_each`, a list with data for each.")
+        raise InvalidValue(
+            "give either `data`, for all networks, or `data_of_each`, a list with data for each.", argument="data"
+        )
     return [data] * len(models) if data_of_each is None else data_of_each
 
 
-def _refuse_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
+def _require_counts(models: list[nn.Module], data: Sequence[Any], seeds: list[int]) -> None:
     if not models:
-        raise InvalidValue("there are no networks to train; give a list of one or more.")
+        raise InvalidValue("there are no networks to train; give a list of one or more.", argument="models")
     for model in models:
-        refuse_untrainable(model)
+        require_trainable(model)
     for name, given in (("data_of_each", data), ("seeds", seeds)):
         if len(given) != len(models):
-            raise ShapeError(f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.")
+            raise ShapeError(
+                f"`{name}` must hold one for each of the {len(models)} networks; got {len(given)}.", argument=name
+            )
     owners = [id(weight) for model in models for weight in {id(w): w for w in model.parameters()}.values()]
     if len(set(owners)) < len(owners):
-        raise InvalidValue("two of the networks share weights; train copies, by `copy.deepcopy`.")
+        raise InvalidValue("two of the networks share weights; train copies, by `copy.deepcopy`.", argument="models")
     if len({device_of(model) for model in models}) > 1:
         raise InvalidValue("the networks lie on several devices; train those of one device at a time.")

@@ -40,16 +40,16 @@ class Recipe:
         epochs: Number of passes over the examples; either this or `steps`.
         steps: Number of updates, whatever number of epochs that makes.
         batch: Examples in a batch, for data that come as arrays or as a data set.
-        optimizer: The optimizer; in Python also a function of the parameters that returns one of torch with its rate.
-        rate: The learning rate at its highest.
+        optimizer: The optimizer; in Python also a function of the parameters that returns one of torch.
+        lr: The learning rate at its highest.
         momentum: Momentum of "sgd".
         nesterov: Whether the momentum of "sgd" is Nesterov's.
-        decay: The weight decay.
-        schedule: Course of the rate: "constant", "steps" (a tenth after half, a hundredth after three quarters),
+        weight_decay: The weight decay.
+        schedule: How `lr` goes: "constant", "steps" (a tenth after half, a hundredth after three quarters),
             "linear" or "cosine" (down to `end`), by epochs where `epochs` are given, else by steps; in Python also a
             function of an optimizer that returns a scheduler of torch.
-        warmup: For how many epochs (or steps) the rate first rises in a straight line.
-        end: The share of the rate at which "linear" and "cosine" end.
+        warmup: For how many epochs (or steps) `lr` first rises in a straight line.
+        end: The fraction of `lr` at which "linear" and "cosine" end.
         clip: The largest norm of the gradient of all weights; by default it is not clipped.
         smoothing: The label smoothing of the cross entropy.
         precision: "float32" (the model's own), "bf16" or "fp16" by autocast, or "auto": bf16 on a GPU.
@@ -59,7 +59,7 @@ class Recipe:
         flip: Whether images are mirrored left to right, every other one at random.
 
     Example:
-        >>> Recipe(epochs=4, rate=0.1, schedule="steps").rates([0.1], 4)
+        >>> Recipe(epochs=4, lr=0.1, schedule="steps").rates([0.1], 4)
         [[0.1], [0.1], [0.010000000000000002], [0.001]]
     """
 
@@ -67,10 +67,10 @@ class Recipe:
     steps: int | None = None
     batch: int = 128
     optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] = "sgd"
-    rate: float = 0.05
+    lr: float = 0.05
     momentum: float = 0.9
     nesterov: bool = False
-    decay: float = 0.0
+    weight_decay: float = 0.0
     schedule: str | Callable[[Optimizer], LRScheduler] = "constant"
     warmup: int = 0
     end: float = 0.0
@@ -91,9 +91,11 @@ class Recipe:
         counts = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
         require_at_least(1, **{name: count for name, count in counts.items() if count is not None})
         require_at_least(0, warmup=self.warmup, shift=self.shift)
-        for name in ("rate", "momentum", "decay", "end", "smoothing"):
+        for name in ("lr", "momentum", "weight_decay", "end", "smoothing"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidValue(f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.")
+                raise InvalidValue(
+                    f"`{name}` must be a number of 0 or more; got {getattr(self, name)!r}.", argument=name
+                )
         if self.clip is not None and not self.clip > 0:
             raise InvalidValue(f"`clip` must be a norm above 0, or None; got {self.clip!r}.", argument="clip")
         if not callable(self.optimizer):
@@ -103,7 +105,9 @@ class Recipe:
         require_listed("precision", self.precision, (*PRECISIONS, "auto"))
         require_listed("order", self.order, ORDERS)
         if self.warmup and self.warmup >= (self.epochs or self.steps or 0):
-            raise InvalidValue(f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.")
+            raise InvalidValue(
+                f"the warm-up, {self.warmup}, must be shorter than the training; got {self.words}.", argument="warmup"
+            )
 
     @property
     def words(self) -> str:
@@ -128,13 +132,13 @@ class Recipe:
             raise InvalidValue("the model has no weights that can be trained; those of quantised layers are fixed.")
         if not isinstance(self.optimizer, str):
             made = self.optimizer(parameters)
-            _refuse_closure(made)
+            _require_no_closure(made)
             return made
         if self.optimizer == "sgd":
             settings: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov}
-            return torch.optim.SGD(parameters, self.rate, weight_decay=self.decay, **settings)
+            return torch.optim.SGD(parameters, self.lr, weight_decay=self.weight_decay, **settings)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, self.rate, weight_decay=self.decay)
+        return kind(parameters, self.lr, weight_decay=self.weight_decay)
 
     def rates(self, first: Sequence[float], count: int) -> list[list[float]]:
         """Return the learning rates of `count` epochs (or steps), each of the groups that begin at `first`.
@@ -167,7 +171,8 @@ def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[floa
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InvalidValue(
             "a schedule gives the rates of all steps beforehand, and ReduceLROnPlateau waits for losses; pass another, "
-            f"or one of {', '.join(map(repr, SCHEDULES))}."
+            f"or one of {', '.join(map(repr, SCHEDULES))}.",
+            argument="schedule",
         )
     for _ in range(count):
         found.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -176,13 +181,14 @@ def _rates_of(schedule: Callable[[Optimizer], LRScheduler], first: Sequence[floa
     return found
 
 
-def _refuse_closure(optimizer: Optimizer) -> None:
+def _require_no_closure(optimizer: Optimizer) -> None:
     """Refuse an optimizer that computes the loss itself, several times a step."""
     parameters = signature(optimizer.step).parameters.values()
     if any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
         raise InvalidValue(
             f"{type(optimizer).__name__} takes the loss as a function, which it calls several times a step, and here "
-            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'."
+            "gets gradients alone; pass an optimizer whose `step()` needs nothing, such as 'sgd' or 'adam'.",
+            argument="optimizer",
         )
 
 
@@ -254,7 +260,8 @@ class WrappedHook(Hook):
         if not methods:
             raise InvalidValue(
                 f"a hook is a function of (model, step), or has some of the methods {', '.join(METHODS)}; got "
-                f"{type(what).__name__}."
+                f"{type(what).__name__}.",
+                argument="hooks",
             )
         for name, method in methods.items():
             setattr(self, name, method)
@@ -272,7 +279,9 @@ def recipe_of(recipe: Recipe | None, settings: dict[str, Any]) -> Recipe:
     """Return a recipe with some settings changed, or one made of settings alone; unknown names are refused."""
     known = [field.name for field in fields(Recipe)]
     if recipe is not None and not isinstance(recipe, Recipe):
-        raise InvalidValue(f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.")
+        raise InvalidValue(
+            f"a recipe is an `nk.Recipe`, or settings by name as `epochs=10`; got {recipe!r}.", argument="recipe"
+        )
     for name in settings:
         if name not in known:
             raise UnknownName(

@@ -20,7 +20,7 @@ from netkin.identity.form import OF_EVERY_MODULE
 from netkin.jobs import Job, Part
 from netkin.representations.inputs import device_of
 from netkin.settings import generator_states, load_generator_states, seed_all
-from netkin.statistics import stored
+from netkin.statistics import storage
 from netkin.training.recipe import METHODS, Hook, Recipe, WrappedHook
 
 DEEPEST = 20  # lists in lists
@@ -137,13 +137,13 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return JSON for nested mappings and lists of tensors, numbers and texts, and the arrays of their tensors."""
     tensors: dict[str, Tensor] = {}
-    values = stored.to_plain(state, tensors, "")
+    values = storage.to_plain(state, tensors, "")
     return values, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
 def unpack_state(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return what `pack_state` took apart."""
-    return stored.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    return storage.from_plain(values, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------

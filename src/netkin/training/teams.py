@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from netkin.representations.inputs import device_of, dtype_of, outputs_of
 from netkin.settings import called_with
-from netkin.training.example_order import Arrays, Pick, augmented, with_margin
+from netkin.training.example_order import Arrays, BatchIndices, augmented, with_margin
 from netkin.training.loop import Loss, autocasting, epoch_record
 from netkin.training.recipe import Recipe, Record
 
@@ -26,32 +26,32 @@ WARM_UP = 3  # steps before a recording, in which libraries choose their algorit
 
 
 class Student:
-    """One of several networks: the course of its training, its rates, and its records."""
+    """One of several networks: the order of its batches, its rates, and its records."""
 
     def __init__(self, model: nn.Module, arrays: Any, recipe: Recipe, seed: int):
         self.model, self.recipe, self.seed = model, recipe, seed
-        self.course = Arrays(arrays, recipe, seed)
-        self.course.place = torch.device("cpu")  # picks of many steps go to the device together
-        self.total = recipe.steps or (recipe.epochs or 0) * self.course.per_epoch
+        self.order = Arrays(arrays, recipe, seed)
+        self.order.place = torch.device("cpu")  # picks of many steps go to the device together
+        self.total = recipe.steps or (recipe.epochs or 0) * self.order.per_epoch
         self.step, self.seconds, self.history = 0, 0.0, list[Record]()
         self._losses = list[Tensor]()
-        self._picks: Iterator[Pick] = iter(())
-        self._rates = recipe.rates([recipe.rate], recipe.epochs or recipe.steps or 0)
+        self._batches: Iterator[BatchIndices] = iter(())
+        self._rates = recipe.rates([recipe.lr], recipe.epochs or recipe.steps or 0)
 
     @property
     def until_epoch_ends(self) -> int:
         """How many steps are left of this epoch."""
-        return min(self.course.per_epoch - self.step % self.course.per_epoch, self.total - self.step)
+        return min(self.order.per_epoch - self.step % self.order.per_epoch, self.total - self.step)
 
-    def take(self, count: int) -> list[tuple[Pick, float]]:
+    def take(self, count: int) -> list[tuple[BatchIndices, float]]:
         """Return what the next steps are made of, `count` of them or those that are left, each with its rate."""
-        found: list[tuple[Pick, float]] = []
+        found: list[tuple[BatchIndices, float]] = []
         for step in range(self.step, min(self.step + count, self.total)):
-            epoch, place = divmod(step, self.course.per_epoch)
+            epoch, place = divmod(step, self.order.per_epoch)
             if place == 0:
-                self._picks = self.course.picks()
+                self._batches = self.order.batches()
             (rate,) = self._rates[step if self.recipe.epochs is None else epoch]
-            found.append((next(self._picks), rate))
+            found.append((next(self._batches), rate))
         return found
 
     def record(self, losses: Tensor, seconds: float) -> bool:
@@ -60,7 +60,7 @@ class Student:
             self._losses.append(part)
             self.seconds += seconds / len(losses)
             self.step += 1
-            if self.step % self.course.per_epoch == 0 or self.step == self.total:
+            if self.step % self.order.per_epoch == 0 or self.step == self.total:
                 self._finish_epoch()
         return not self._losses
 
@@ -113,10 +113,10 @@ class Team:
     @property
     def batch_sizes(self) -> list[int]:
         """The sizes that batches have: that of the recipe, and where the last of an epoch is smaller, that."""
-        size, course = self.recipe.batch, self.students[0].course
+        size, order = self.recipe.batch, self.students[0].order
         if self.recipe.drop_last or self.recipe.order == "drawn":
             return [size]
-        whole, rest = divmod(course.count, size)
+        whole, rest = divmod(order.count, size)
         return [size] * bool(whole) + [rest] * bool(rest)
 
     def load(self, ticks: int) -> None:
@@ -130,19 +130,19 @@ class Team:
         self._fill_rates(taken)
         self.tick.zero_()
 
-    def _fill(self, name: str, taken: list[list[tuple[Pick, float]]]) -> None:
+    def _fill(self, name: str, taken: list[list[tuple[BatchIndices, float]]]) -> None:
         """Write the rows, moves or flips of all picks to their table, by one copy to its device."""
         table = getattr(self, name)
         found = torch.zeros((len(self.sizes), *table.shape[1:]), dtype=table.dtype)
         for number, own in enumerate(taken):
             tick = 0
-            for size, alike in groupby([pick for pick, _ in own], lambda pick: len(pick.rows)):
-                joined = torch.stack([getattr(pick, name) for pick in alike])
+            for size, alike in groupby([indices for indices, _ in own], lambda indices: len(indices.rows)):
+                joined = torch.stack([getattr(indices, name) for indices in alike])
                 found[tick : tick + len(joined), ..., number, :size] = joined
                 tick += len(joined)
         table[: len(found)] = found.to(self.device)
 
-    def _fill_rates(self, taken: list[list[tuple[Pick, float]]]) -> None:
+    def _fill_rates(self, taken: list[list[tuple[BatchIndices, float]]]) -> None:
         found = [[own[tick][1] if tick < len(own) else -1.0 for own in taken] for tick in range(len(self.sizes))]
         rates = torch.tensor(found, dtype=torch.float64).reshape(len(found), len(taken)).to(self.device)
         self.rates[: len(rates)], self.active[: len(rates)] = rates, rates >= 0
@@ -158,8 +158,8 @@ class Team:
     def step(self, size: int) -> None:
         """Take the step that the counter points at, with batches of `size`."""
         rows = self._row(self.rows)[:, :size] + self.store.starts
-        pick = Pick(rows.flatten(), *self._augmentation(size))
-        inputs, labels = self.store.batch(pick)
+        indices = BatchIndices(rows.flatten(), *self._augmentation(size))
+        inputs, labels = self.store.batch(indices)
         shape = () if self.single else (len(self.students), size)
         inputs, labels = (part if self.single else part.unflatten(0, shape) for part in (inputs, labels))
         before = [part.detach().clone() for part in self._state] if self.ragged else []
@@ -214,7 +214,7 @@ class Team:
             self.stream.synchronize()
 
     def _rehearse(self, steps: int) -> None:
-        first = [student.course.state for student in self.students]
+        first = [student.order.state for student in self.students]
         kept = [part.detach().clone() for part in self._state]
         try:
             self.load(1)
@@ -226,7 +226,7 @@ class Team:
                 for part, old in zip(self._state, kept, strict=True):
                     part.copy_(old)
             for student, state in zip(self.students, first, strict=True):
-                student.course.load(state)
+                student.order.load(state)
 
     @property
     def own_stream(self) -> Any:
@@ -309,25 +309,25 @@ class Store:
         self.starts.copy_(starts)
         return True
 
-    def batch(self, pick: Pick) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: BatchIndices) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of the picked examples."""
-        return augmented(self.inputs, pick, self.recipe), self.labels[pick.rows]
+        return augmented(self.inputs, indices, self.recipe), self.labels[indices.rows]
 
 
 def _laid_out(students: Sequence[Student]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """Return the data of networks, each once, and where each network's own begin, as a column."""
     places, parts, end = dict[tuple[int, ...], int](), list[tuple[Tensor, Tensor]](), 0
-    keys = [tuple(map(id, student.course.arrays)) for student in students]
+    keys = [tuple(map(id, student.order.arrays)) for student in students]
     for key, student in zip(keys, students, strict=True):
         if key not in places:
-            places[key], end = end, end + student.course.count
-            parts.append(student.course.arrays)
+            places[key], end = end, end + student.order.count
+            parts.append(student.order.arrays)
     return parts, torch.tensor([places[key] for key in keys])[:, None]
 
 
 def _are_ragged(students: Sequence[Student]) -> bool:
     """Return whether some networks take other numbers of steps than others."""
-    return len({(student.total, student.course.per_epoch) for student in students}) > 1
+    return len({(student.total, student.order.per_epoch) for student in students}) > 1
 
 
 def _memory(recipe: Recipe, weights: list[Tensor], count: int) -> list[Tensor]:
@@ -343,10 +343,10 @@ def _update(
     rate: Tensor, single: bool,
 ) -> None:  # fmt: skip
     """Change weights in place as torch's optimizers do, each network of a stack at its own rate."""
-    if recipe.decay and recipe.optimizer == "adamw":
-        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.decay, single))
-    elif recipe.decay:
-        gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.decay))
+    if recipe.weight_decay and recipe.optimizer == "adamw":
+        torch._foreach_copy_(weights, _scaled(weights, 1 - rate * recipe.weight_decay, single))
+    elif recipe.weight_decay:
+        gradients = list(torch._foreach_add(gradients, weights, alpha=recipe.weight_decay))
     if recipe.optimizer == "sgd":
         steps = _scaled(_sgd_steps(recipe, gradients, memory, used), rate, single)
     else:

@@ -9,6 +9,7 @@ from torch import nn
 import netkin as nk
 from netkin.applications.compression import layer_inputs
 from netkin.errors import ForwardError, InvalidValue, MemoryLimit, NetkinError, ShapeError, UnknownName
+from refusals import refused
 
 
 def net(*widths):
@@ -61,19 +62,19 @@ def test_refusals(options, error, message):
 
 
 @pytest.mark.parametrize(
-    "model, layers, message",
+    "model, layers, kind, argument",
     [
-        (NET, "3", "no layer named '3'.*`nk.layers"),
-        (nn.Sequential(NET), "0.22", "no layer named '0.22'; did you mean '0.2'?"),
-        (NET, "1", "layer '1' is a ReLU; `compress` takes `nn.Linear` and `nn.Conv2d` modules"),
-        (NET, "2#2", "'2#2' is one call of a layer, and all calls share its weights; name the layer."),
-        (nn.Linear(4, 3), "", "the model is itself the layer; put it into an `nn.Sequential` and name it '0'."),
-        (nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)), "0", "a convolution in 2 groups, .* convolutions with groups=1."),
-        (nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), "0", "is a ConvTranspose2d; `compress` takes"),
+        (NET, "3", UnknownName, "layers"),
+        (nn.Sequential(NET), "0.22", UnknownName, "layers"),
+        (NET, "1", InvalidValue, "layers"),
+        (NET, "2#2", InvalidValue, "layers"),
+        (nn.Linear(4, 3), "", InvalidValue, "layers"),
+        (nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)), "0", InvalidValue, "layers"),
+        (nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), "0", InvalidValue, "layers"),
     ],
 )
-def test_layers_that_cannot_be_compressed_are_refused(model, layers, message):
-    with pytest.raises(NetkinError, match=message):
+def test_layers_that_cannot_be_compressed_are_refused(model, layers, kind, argument):
+    with refused(kind, argument):
         nk.compress(model, layers, k=2, data=DATA)
 
 

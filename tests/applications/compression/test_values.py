@@ -10,6 +10,7 @@ from torch import nn
 
 import netkin as nk
 from netkin.applications.compression import most_that_saves, parameters
+from quickly import slow_but
 
 CONVOLUTIONS = [
     {},
@@ -94,7 +95,7 @@ def test_against_another_model_equals_the_slow_one(draw, projection):
 
 
 @pytest.mark.parametrize("options", CONVOLUTIONS, ids=str)
-@pytest.mark.parametrize("projection", ["least_squares", "orthogonal"])
+@pytest.mark.parametrize("projection", slow_but(["least_squares", "orthogonal"], "least_squares"))
 def test_a_conv_layer_equals_the_slow_one_up_to_its_borders(narrow_conv, draw, options, projection):
     """The input is restricted place by place, about its mean, and the very conv layer is run on it."""
     model, data = narrow_conv(**options), draw(30, 4, 7, 8)
@@ -187,6 +188,7 @@ def test_against_itself_the_directions_are_the_principal_ones(draw):
     assert row.variance == pytest.approx(variances[:4].sum() / variances.sum())
 
 
+@pytest.mark.slow
 def test_all_directions_leave_a_trained_net_as_it_is(digits_net, digits_data):
     small = nk.compress(digits_net, ["conv2", "conv3", "fc"], k=1.0, data=digits_data[0])
     images = next(iter(digits_data[1]))[0]

@@ -9,6 +9,7 @@ from continual_worlds import RECIPE, small_net
 from netkin import files
 from netkin.applications.continual import TaskAccuracies, learn_tasks
 from netkin.errors import FileError, UnknownName
+from refusals import refused
 from table_worlds import sentences
 
 
@@ -74,11 +75,11 @@ def test_the_matrix_is_labelled(learnt):
     assert record["2-3", "0-1"] == pytest.approx(record.accuracies[:, 2, 0].mean())
     assert record.table(1)["4-5", "2-3"] == record.accuracies[1, 3, 1]
     for pair in (("0-2", "0-1"), ("0-1", "start")):
-        with pytest.raises(UnknownName, match="no task named '(0-2|start)'"):
+        with refused(UnknownName, "task"):
             record[pair]
     with pytest.raises(UnknownName, match="ask for a pair"):
         record["0-1"]
-    with pytest.raises(UnknownName, match="no seed named 5"):
+    with refused(UnknownName, "seed"):
         record.table(5)
 
 

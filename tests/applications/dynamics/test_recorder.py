@@ -276,6 +276,7 @@ def test_a_recording_goes_on_from_a_file(tmp_path):
     assert all(np.array_equal(mine.to_numpy(m), theirs.to_numpy(m), equal_nan=True) for m in mine.measures)
 
 
+@pytest.mark.slow
 def test_a_recording_is_read_without_the_model(tmp_path):
     model = net()
     recorder = nk.DynamicsRecorder(model, images(), measures=["cka", "nbs"], run="mine", unit="epoch")

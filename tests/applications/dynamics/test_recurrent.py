@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
             torch.save(model.state_dict(), place / "run" / f"step_{step}.pt")
 
     keep(model, 0)
-    recipe = nk.Recipe(steps=40, batch=60, order="given", optimizer="adam", rate=0.02)
+    recipe = nk.Recipe(steps=40, batch=60, order="given", optimizer="adam", lr=0.02)
     assert nk.train(model, pieces, recipe, hooks=[keep])[-1]["loss"] < 0.3
     return place
 

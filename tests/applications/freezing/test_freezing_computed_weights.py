@@ -23,7 +23,7 @@ from netkin.training import train_many
 
 INPUTS = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 3, (64,), generator=torch.Generator().manual_seed(1))
-RECIPE = {"steps": 12, "batch": 16, "rate": 0.1, "momentum": 0.9, "decay": 0.05, "progress": False}
+RECIPE = {"steps": 12, "batch": 16, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "progress": False}
 
 
 def perceptron():
@@ -110,7 +110,7 @@ def test_the_digits_network_at_nine_tenths_sparsity_keeps_its_frozen_weights():
     nk.sparsify(net, 0.9)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items() if name.startswith(("conv1", "conv2"))}
     with nk.FreezeTraining(net, {"conv2": 0}, steps=8) as freezing:
-        nk.train(net, (images, labels), steps=8, batch=64, rate=0.1, hooks=[freezing], progress=False)
+        nk.train(net, (images, labels), steps=8, batch=64, lr=0.1, hooks=[freezing], progress=False)
         assert freezing.frozen == ["conv2"]
     assert all(torch.equal(before[name], net.state_dict()[name]) for name in before)
     assert len(before) == 6  # weights, biases and masks of two layers
@@ -322,6 +322,7 @@ class WithLoss(nn.Module):
         return {"loss": cross_entropy(logits, labels), "logits": logits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masks", "spectral_norm"])
 def test_frozen_layers_stand_still_in_the_trainer(kind, tmp_path):
     model = WithLoss(computed(kind))

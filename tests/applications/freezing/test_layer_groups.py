@@ -8,6 +8,7 @@ import netkin as nk
 from netkin.applications.freezing.layer_groups import LayerGroups, find_groups, has_weights, keeps_statistics
 from netkin.errors import InvalidValue, UnknownName
 from netkin.sources.architectures import architecture
+from refusals import refused
 
 
 def members(model, layers=None):
@@ -135,15 +136,15 @@ def test_which_modules_have_weights_beside_those_of_norms(module, does):
 
 
 def test_a_unit_inside_another_is_refused():
-    with pytest.raises(InvalidValue, match="group 'layer1.0' lies inside group 'layer1'; name one of the two"):
+    with refused(InvalidValue, "layers"):
         LayerGroups(architecture("resnet20")(), ["layer1", "layer1.0"])
 
 
 def test_one_call_of_a_layer_is_refused():
-    with pytest.raises(InvalidValue, match="'conv1#2' is one call of a layer, and its weights serve all calls"):
+    with refused(InvalidValue, "layers"):
         LayerGroups(architecture("resnet20")(), ["conv1#2"])
 
 
 def test_an_unknown_layer_is_refused():
-    with pytest.raises(UnknownName, match="no layer named 'conv9'; did you mean 'conv"):
+    with refused(UnknownName, "layers"):
         LayerGroups(architecture("svcca_convnet")(), ["conv9"])

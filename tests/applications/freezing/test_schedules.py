@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 
 from netkin.applications.freezing.schedules import fractions, linear
 from netkin.errors import InvalidValue, UnknownName
+from refusals import refusals, refused
 
 
 @given(count=some.integers(2, 40), steps=some.integers(1, 5000))
@@ -56,10 +57,10 @@ def test_one_unit_alone_has_no_linear_schedule():
 
 
 def test_a_unit_before_a_frozen_one_cannot_be_live():
-    with pytest.raises(InvalidValue, match="'b' would be frozen at 0.2 of the training while 'a'.*until 0.5"):
-        fractions(["a", "b"], {"a": 0.5, "b": 0.2}, 10)
-    with pytest.raises(InvalidValue, match="'b' would be frozen at 0.2 of the training while 'a'.*until 1;"):
-        fractions(["a", "b"], {"b": 0.2}, 10)
+    refusals(
+        (lambda: fractions(["a", "b"], {"a": 0.5, "b": 0.2}, 10), InvalidValue, "schedule"),
+        (lambda: fractions(["a", "b"], {"b": 0.2}, 10), InvalidValue, "schedule"),
+    )
 
 
 def test_numbers_of_numpy_and_fractions_are_numbers():
@@ -68,10 +69,10 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan"), "half", None])
 def test_a_fraction_lies_between_zero_and_one(fraction):
-    with pytest.raises(InvalidValue, match="lies between 0 and 1; got .* for 'a'"):
+    with refused(InvalidValue, "schedule"):
         fractions(["a"], {"a": fraction}, 10)
 
 
 def test_a_fraction_for_what_is_no_unit_is_refused():
-    with pytest.raises(UnknownName, match="no group named 'conv1x'; did you mean 'conv1'.*groups are 'conv1', 'out'"):
+    with refused(UnknownName, "schedule"):
         fractions(["conv1", "out"], {"conv1x": 0.5}, 10)

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import netkin as nk
 from netkin.errors import FileError, InvalidValue, ShapeError
 from netkin.sources.architectures import seeded, thin
+from quickly import slow_but
 from sparsity_worlds import ALL, batches, double_sum, hooks_on, listing, outputs, staged, term_of
 from transcriptions import TRANSCRIPTIONS
 
@@ -123,13 +124,14 @@ def test_the_first_samples_of_a_batch_count():
     assert term_of(model, x, samples=6).item() == pytest.approx(double_sum(outputs(model, x[:6])).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_with_it_lowers_the_debiased_similarity_of_layers_on_other_images():
     train, test = batches(4, size=32), batches(1, size=64, seed=7)[0][0]
     found = {}
     for beta in (0.0, 0.5):
         model = staged()
         with nk.CKASparsityLoss(model, beta=beta, every=1, samples=32) as penalty:
-            nk.train(model, train, epochs=8, rate=0.02, hooks=[penalty], progress=False)
+            nk.train(model, train, epochs=8, lr=0.02, hooks=[penalty], progress=False)
         found[beta] = term_of(model, test, estimator="debiased").item()
     assert found[0.5] < found[0.0] - 0.3
 
@@ -177,9 +179,9 @@ def test_a_loop_adds_two_lines_and_gets_the_gradients_of_both():
 # --- nk.train ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5])
+@pytest.mark.parametrize("stop", slow_but([3, 4, 5], 4))
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path, stop):
-    data, options = batches(4, size=16), {"epochs": 3, "rate": 0.05, "seed": 3, "progress": False}
+    data, options = batches(4, size=16), {"epochs": 3, "lr": 0.05, "seed": 3, "progress": False}
 
     ends_at = [stop]
 

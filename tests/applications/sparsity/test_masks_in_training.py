@@ -19,10 +19,10 @@ from netkin.training.many import _try_forward
 from sparsity_worlds import labelled, net, zeros_hold
 
 RECIPES = {
-    "sgd": Recipe(steps=12, batch=16, rate=0.1, decay=0.1, clip=1.0),
-    "nesterov": Recipe(steps=12, batch=16, rate=0.1, nesterov=True, decay=0.01),
-    "adam": Recipe(epochs=4, batch=16, optimizer="adam", rate=0.01, decay=0.1),
-    "adamw": Recipe(epochs=4, batch=16, optimizer="adamw", rate=0.01, decay=0.5),
+    "sgd": Recipe(steps=12, batch=16, lr=0.1, weight_decay=0.1, clip=1.0),
+    "nesterov": Recipe(steps=12, batch=16, lr=0.1, nesterov=True, weight_decay=0.01),
+    "adam": Recipe(epochs=4, batch=16, optimizer="adam", lr=0.01, weight_decay=0.1),
+    "adamw": Recipe(epochs=4, batch=16, optimizer="adamw", lr=0.01, weight_decay=0.5),
     "bf16": Recipe(steps=12, batch=16, precision="bf16"),
 }
 
@@ -71,8 +71,8 @@ def test_masked_networks_are_trained_at_once_as_one_by_one(name):
     for seed, model in enumerate(models):
         sparsify(model, 0.8, seed=seed)
     plain = copy.deepcopy(models)
-    stacked = train_many(models, labelled(), RECIPES[name], how="stacked")
-    single = train_many(plain, labelled(), RECIPES[name], how="one by one")
+    stacked = train_many(models, labelled(), RECIPES[name], method="stacked")
+    single = train_many(plain, labelled(), RECIPES[name], method="one by one")
     for model, other in zip(models, plain, strict=True):
         assert zeros_hold(model)
         assert zeros_hold(other)
@@ -92,7 +92,7 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path):
     whole, stopped, again = (net() for _ in range(3))
     for model in (whole, stopped, again):
         sparsify(model, 0.9, seed=4)
-    recipe = Recipe(steps=10, batch=16, rate=0.1, decay=0.01)
+    recipe = Recipe(steps=10, batch=16, lr=0.1, weight_decay=0.01)
     train(whole, labelled(), recipe)
 
     class Enough(Exception):
@@ -112,16 +112,16 @@ def test_training_that_stops_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("how", ["stacked", "graphs"])
-def test_masked_networks_are_trained_at_once_on_a_gpu(how):
+@pytest.mark.parametrize("method", ["stacked", "graphs"])
+def test_masked_networks_are_trained_at_once_on_a_gpu(method):
     models = [net(seed, torch.float64).cuda() for seed in range(3)]
     for seed, model in enumerate(models):
         sparsify(model, 0.8, seed=seed)
     assert all(torch.equal(mask.cpu(), other) for mask, other in
                zip(masks_of(models[0]).values(), masks_of(_masked_on_the_cpu()).values(), strict=True))  # fmt: skip
     plain = copy.deepcopy(models)
-    train_many(models, labelled(), RECIPES["sgd"], how=how)
-    train_many(plain, labelled(), RECIPES["sgd"], how="one by one")
+    train_many(models, labelled(), RECIPES["sgd"], method=method)
+    train_many(plain, labelled(), RECIPES["sgd"], method="one by one")
     for model, other in zip(models, plain, strict=True):
         assert zeros_hold(model)
         assert all(torch.allclose(a.double(), b.double(), atol=1e-8)

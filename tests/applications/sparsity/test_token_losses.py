@@ -93,7 +93,7 @@ def test_the_loss_of_similar_tokens_trains_no_features():
 @pytest.mark.slow
 def test_training_learns_the_share_and_which_patch_tells_the_class():
     plain, (images, labels) = small_vit(), examples(192)
-    settings = {"batch": 32, "optimizer": "adam", "rate": 3e-3, "progress": False}
+    settings = {"batch": 32, "optimizer": "adam", "lr": 3e-3, "progress": False}
     nk.train(plain, (images, labels), epochs=6, **settings)
     sparse, shares = nk.sparsify_tokens(plain, keep=0.5, at=(1, 3)), []
     for place in sparse.at:  # it begins by keeping too many
@@ -110,8 +110,9 @@ def test_training_learns_the_share_and_which_patch_tells_the_class():
     assert (kept == 0).any(1).float().mean() > 0.6  # chance would keep a patch in one image of four
 
 
+@pytest.mark.slow
 def test_training_goes_on_bit_for_bit_where_it_stopped(tmp_path):
-    data, recipe = examples(), {"batch": 8, "rate": 0.01, "progress": False}
+    data, recipe = examples(), {"batch": 8, "lr": 0.01, "progress": False}
     states = []
     for stops in (False, True):
         torch.manual_seed(0)
@@ -136,6 +137,7 @@ def test_training_goes_on_bit_for_bit_where_it_stopped(tmp_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_networks_of_hugging_face_train_with_batches_of_mappings():
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     plain = hugging_face("ViTForImageClassification")
@@ -146,7 +148,7 @@ def test_networks_of_hugging_face_train_with_batches_of_mappings():
         sparse,
         batches,
         epochs=2,
-        rate=0.01,
+        lr=0.01,
         hooks=[nk.TokenLosses(sparse, teacher=plain)],
         test=batches,
         progress=False,
@@ -161,7 +163,7 @@ def test_networks_of_hugging_face_train_with_batches_of_mappings():
 def test_training_runs_under_autocast(precision):
     plain = small_vit()
     sparse = nk.sparsify_tokens(plain, keep=0.5)
-    settings = {"steps": 4, "batch": 8, "rate": 0.01, "precision": precision, "progress": False}
+    settings = {"steps": 4, "batch": 8, "lr": 0.01, "precision": precision, "progress": False}
     history = nk.train(sparse, examples(), hooks=[nk.TokenLosses(sparse, teacher=plain)], **settings)
     assert np.isfinite(history[-1]["loss"])
     assert all(weight.isfinite().all() for weight in sparse.parameters())
@@ -207,7 +209,7 @@ def test_training_runs_on_a_gpu(precision):
     plain = small_vit().cuda()
     sparse = nk.sparsify_tokens(plain, keep=0.5)
     before = copy.deepcopy(sparse.state_dict())
-    settings = {"steps": 8, "batch": 8, "rate": 0.01, "precision": precision, "progress": False}
+    settings = {"steps": 8, "batch": 8, "lr": 0.01, "precision": precision, "progress": False}
     history = nk.train(sparse, examples(), hooks=[nk.TokenLosses(sparse, teacher=plain)], **settings)
     assert np.isfinite(history[-1]["loss"])
     changed = {name for name, one in sparse.state_dict().items() if not torch.equal(one, before[name])}

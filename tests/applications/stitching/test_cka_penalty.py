@@ -52,7 +52,7 @@ def test_the_record_tells_the_cka_of_examples_over_the_whole_sample():
 @pytest.mark.parametrize("cka_of", ["places", "examples"])
 def test_the_cka_can_be_driven_down_while_the_answers_stay(cka_of):
     _, b, data = two_perceptrons()
-    options = {"init": "identity", "cka_penalty": 1.0, "cka_of": cka_of, "epochs": 40, "rate": 0.01}
+    options = {"init": "identity", "cka_penalty": 1.0, "cka_of": cka_of, "epochs": 40, "lr": 0.01}
     _, training = trained_from(b, "1", b, "1", data, **options)
     first, last = training.history[0], training.final
     assert first["cka"] == pytest.approx(1)

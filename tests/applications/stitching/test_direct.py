@@ -12,6 +12,7 @@ from sklearn.linear_model import Lasso, Ridge
 from netkin.applications.stitching.maps import METHODS, find, lasso, matched, optimality_gap
 from netkin.errors import InvalidValue, NoValue, UnknownName
 from netkin.statistics import LayerMoments, Moments
+from quickly import slow_after
 
 
 @pytest.fixture
@@ -136,7 +137,10 @@ def test_the_lasso_meets_the_conditions_of_its_optimum(layers):
     assert gradient[weight != 0] == pytest.approx(0.05 * np.sign(weight[weight != 0]), abs=1e-9)
 
 
-@pytest.mark.parametrize("shape, alpha", [((30, 60), 0.05), ((30, 60), 0.005), ((50, 80), 0.001), ((100, 20), 0.01)])
+@pytest.mark.parametrize(
+    "shape, alpha",
+    slow_after(3, [((30, 60), 0.05), ((30, 60), 0.005), ((50, 80), 0.001), ((100, 20), 0.01)], several=True),
+)
 @pytest.mark.parametrize("scales", [1.0, 1e5])
 def test_a_hard_lasso_is_solved_too(shape, alpha, scales):
     """With fewer examples than units, and units of very different size; scikit-learn may come less far."""

@@ -9,7 +9,7 @@ from netkin.applications.stitching.joining import joints
 from netkin.errors import InvalidValue, UnknownName
 from stitching_worlds import Lines, Maps, Residual, built, drawn, labelled
 
-LEAST = "agreement(how=least_squares)"
+LEAST = "agreement(method=least_squares)"
 
 
 class Middling(nn.Module):
@@ -37,7 +37,7 @@ def test_one_layer_that_depends_on_the_batch_is_a_hole_and_the_others_are_stitch
     assert sweep[LEAST].missing["norm", "norm"].startswith(reason)
     assert 0 <= sweep[LEAST]["two", "two"] <= 1
     with pytest.raises(InvalidValue, match=reason):
-        joints(a, b, data[0], pairs=[("norm", "norm")]).refuse()
+        joints(a, b, data[0], pairs=[("norm", "norm")]).raise_first()
 
 
 def test_a_second_model_that_depends_on_the_batch_makes_all_holes():
@@ -81,7 +81,7 @@ def test_similarities_take_places_of_maps_and_means_of_lines():
 def can_be_cut(model, x, layer):
     """Tell whether a stitch could cut the model after a layer; a layer with a path around it is refused."""
     found = joints(model, model, x, pairs=[(layer, layer)])
-    found.refuse()
+    found.raise_first()
     return found.cuts[layer]
 
 

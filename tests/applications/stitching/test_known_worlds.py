@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from netkin.applications.stitching import fit_all, rank, sparsity, stitch
+from quickly import slow_after
 from stitching_worlds import SHAPES, built, drawn, labelled, turned
 
 WIDTH = 6
@@ -39,7 +40,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("form", slow_after(1, SHAPES))
 @pytest.mark.parametrize("kind", RIGHT)
 def test_the_right_method_recovers_a_world_and_the_wrong_class_of_maps_does_not(form, kind):
     network, shape = SHAPES[form]

@@ -14,6 +14,8 @@ from netkin.measures import cca_mean, cka, svcca
 from netkin.representations import positions, run_from, run_until
 from netkin.representations.hooks import main_tensor
 from netkin.sources.architectures import architecture, seeded
+from quickly import slow_after
+from refusals import refused
 from stitching_worlds import Lines, Maps, Residual, Rows, Shares, Spoken, Tokens, built, drawn, labelled
 
 IMAGES = (3, 12, 12)
@@ -157,20 +159,20 @@ class TestOneCall:
     def test_a_model_is_lent_to_the_device(self):
         a, b = built(Rows), built(Rows, seed=1)
         assert stitch(a, "mid", b, "mid", labelled(b, 5), device="cpu").transformation.shift.device.type == "cpu"
-        with pytest.raises(UnknownName, match="there is no device 'meta' here"):
+        with refused(UnknownName, "device"):
             stitch(a, "mid", b, "mid", labelled(b, 5), device="meta")
 
     def test_task_loss_begins_with_a_direct_method_and_is_trained(self):
         a, b = built(Rows, dtype=torch.float32), built(Rows, seed=1, dtype=torch.float32)
         data = labelled(b, 5)
         direct = stitch(a, "mid", b, "mid", data, "reduced_rank(k=2)", data)
-        found = stitch(a, "mid", b, "mid", data, "task_loss(rank=2)", data, epochs=20, rate=0.02)
-        assert found.method == "task_loss(rank=2, epochs=20, rate=0.02)"
+        found = stitch(a, "mid", b, "mid", data, "task_loss(rank=2)", data, epochs=20, lr=0.02)
+        assert found.method == "task_loss(rank=2, epochs=20, lr=0.02)"
         assert found.evaluation.cross_entropy < direct.evaluation.cross_entropy
         assert found.transformation.rank == 2
         assert found.history[-1]["loss"] < found.history[0]["loss"]
         assert found.training["steps"] == 60
-        again = stitch(a, "mid", b, "mid", data, nk.TaskLoss(rank=2, epochs=20, rate=0.02), data)
+        again = stitch(a, "mid", b, "mid", data, nk.TaskLoss(rank=2, epochs=20, lr=0.02), data)
         assert (again.method, again.evaluation) == (found.method, found.evaluation)
         assert torch.equal(again.map.weight, found.map.weight)
 
@@ -178,14 +180,18 @@ class TestOneCall:
 class TestAnyNetworks:
     @pytest.mark.parametrize(
         "a, x, b, y, shape",
-        [
-            (Maps, "mid", Residual, "blocks.0", IMAGES),
-            (Residual, "blocks.0.conv", Maps, "front", IMAGES),
-            (Maps, "mid", Maps, "out", IMAGES),
-            (Tokens, "mid", Tokens, "front", (9, 5)),
-            (Tokens, "front", Tokens, "out", (9, 5)),
-            (Shares, "relu", Shares, "relu#2", (5,)),
-        ],
+        slow_after(
+            2,
+            [
+                (Maps, "mid", Residual, "blocks.0", IMAGES),
+                (Residual, "blocks.0.conv", Maps, "front", IMAGES),
+                (Maps, "mid", Maps, "out", IMAGES),
+                (Tokens, "mid", Tokens, "front", (9, 5)),
+                (Tokens, "front", Tokens, "out", (9, 5)),
+                (Shares, "relu", Shares, "relu#2", (5,)),
+            ],
+            several=True,
+        ),
     )
     def test_kinds_and_sizes(self, a, x, b, y, shape):
         first, second = built(a), built(b, seed=1)
@@ -195,16 +201,17 @@ class TestAnyNetworks:
         assert found.network(data[0][0]).shape == (40, 4)
         agrees_with_numpy(found, torch.cat([batch[0] for batch in data]))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("x, y", [("relu3", "blocks.0"), pytest.param("relu1", "embed", marks=pytest.mark.slow)])
     def test_a_convnet_into_a_transformer_and_back(self, x, y):
         a, b = seeded(architecture("tiny10")).eval().double(), seeded(architecture("vit,depth=2")).eval().double()
         data = labelled(b, 3, 32, 32, batches=2, n=6)
         inputs = torch.cat([batch[0] for batch in data])
         into = stitch(a, x, b, y, data, test=data)
-        assert "maps as tokens" in into.how
+        assert "maps as tokens" in into.cut_words
         agrees_with_numpy(into, inputs)
         back = stitch(b, y, a, x, labelled(a, 3, 32, 32, batches=2, n=6))
-        assert "tokens as maps" in back.how
+        assert "tokens as maps" in back.cut_words
         agrees_with_numpy(back, inputs)
 
     def test_a_recurrent_network_of_tokens(self):
@@ -228,7 +235,9 @@ class TestAnyNetworks:
         other = stitch(model, "front", model, "mid", data, test=data)
         assert other.relative_accuracy <= 1
 
-    @pytest.mark.parametrize("x, y", [("conv", "conv"), ("conv", "pool"), ("norm", "relu"), ("relu", "out")])
+    @pytest.mark.parametrize(
+        "x, y", slow_after(1, [("conv", "conv"), ("conv", "pool"), ("norm", "relu"), ("relu", "out")], several=True)
+    )
     def test_convolutions_of_one_dimension_are_mapped_place_by_place(self, x, y):
         a, b = built(Lines, 5), built(Lines, 6, seed=1)
         data = labelled(b, 3, 10)
@@ -261,7 +270,7 @@ class TestAnyNetworks:
     def test_a_stitch_into_a_model_of_half_precision_is_trained_in_float32(self):
         a, b = built(Maps, dtype=torch.float32), built(Maps, seed=1, dtype=torch.float32)
         data = labelled(b, *IMAGES)
-        found = stitch(a, "mid", b.to(torch.bfloat16), "mid", data, "task_loss", test=data, epochs=3, rate=1e-4)
+        found = stitch(a, "mid", b.to(torch.bfloat16), "mid", data, "task_loss", test=data, epochs=3, lr=1e-4)
         assert found.transformation.shift.dtype == torch.float32
         moved = found.map.weight - stitch(a, "mid", b, "mid", data).map.weight
         assert 0 < moved.abs().max() < 1e-2  # steps of 1e-4 would be lost in bfloat16

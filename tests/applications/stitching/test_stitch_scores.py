@@ -12,6 +12,7 @@ from netkin.applications.stitching.sweep import score_tables
 from netkin.errors import InvalidValue, UnknownName
 from netkin.reporting.grids import Scale
 from netkin.results.labels import NOT_ASKED
+from refusals import refused
 from table_worlds import sentences, table_of
 from task_loss_worlds import quiet_world
 
@@ -19,7 +20,7 @@ from task_loss_worlds import quiet_world
 def test_a_high_similarity_with_a_useless_stitch_is_named():
     a, b, data = quiet_world()
     found = nk.stitch_all(a, b, data, data, ["least_squares", "permutation"], layers=["turn"])
-    low = found["relative_accuracy(how=permutation)"]["turn", "turn"]
+    low = found["relative_accuracy(method=permutation)"]["turn", "turn"]
     assert found["cka"]["turn", "turn"] > 0.99
     assert low < 0.5
     said, same = sentences(found)
@@ -32,7 +33,7 @@ def test_a_high_similarity_with_a_useless_stitch_is_named():
 def test_a_baseline_that_fits_nothing_is_no_useless_stitch():
     a, b, data = quiet_world()
     found = nk.stitch_all(a, b, data, data, ["least_squares", "identity", "random(seed=1)"], layers=["turn"])
-    assert found["relative_accuracy(how=random(seed=1))"]["turn", "turn"] < 0.5
+    assert found["relative_accuracy(method=random(seed=1))"]["turn", "turn"] < 0.5
     assert not any("useless" in warning for warning in sentences(found))
 
 
@@ -80,7 +81,7 @@ def test_many_layers_are_counted_not_listed():
     np.fill_diagonal(values, 0.1)
     holes = {(x, y): NOT_ASKED for x in names for y in names if x != y}
     measure = table("cka", likes, names, missing=holes)
-    judged = {"r": table("r", values, names, missing=holes, name="relative_accuracy", parameters={"how": "ridge"})}
+    judged = {"r": table("r", values, names, missing=holes, name="relative_accuracy", parameters={"method": "ridge"})}
     (said,) = map(str, contrasts([measure], judged))
     assert "l5 (cka 0.95; 0.10 by ridge), and 3 more." in said
 
@@ -135,12 +136,12 @@ def evaluation(**changes):
 def test_each_score_has_its_own_reason_to_be_missing(score, changes, reason):
     found = {(("x", "y"), "ridge"): evaluation(**changes)}
     tables = score_tables((["x"], ["y"]), [("x", "y")], ["ridge"], list(evaluating.SCORES), found)
-    assert tables[f"{score}(how=ridge)"].missing == {("x", "y"): reason}
+    assert tables[f"{score}(method=ridge)"].missing == {("x", "y"): reason}
 
 
 def test_unknown_scores_and_none_are_refused():
     assert evaluating.known_scores(["r2", "r2"]) == ("r2",)
-    with pytest.raises(InvalidValue, match="^`scores` is empty; name at least one, e.g. 'relative_accuracy'.$"):
+    with refused(InvalidValue, "scores"):
         evaluating.known_scores([])
     with pytest.raises(UnknownName, match="no score named 'agreements'; did you mean 'agreement'"):
         evaluating.known_scores("agreements")
@@ -157,5 +158,5 @@ def similarity(value):
 
 
 def stitches(name, value):
-    id = f"{name}(how=ridge)"
-    return {id: table(id, [[value]], name=name, parameters={"how": "ridge"}, bounds=(0, np.inf))}
+    id = f"{name}(method=ridge)"
+    return {id: table(id, [[value]], name=name, parameters={"method": "ridge"}, bounds=(0, np.inf))}

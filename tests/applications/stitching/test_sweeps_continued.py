@@ -17,10 +17,11 @@ from netkin.applications.stitching.request import digest_of
 from netkin.comparing.tabulating import INTERRUPTED
 from netkin.errors import FileError
 from netkin.results import Comparison, Comparisons
+from quickly import slow_after
 from table_worlds import sentences
 from task_loss_worlds import images, perceptron, two_perceptrons
 
-LEAST = "relative_accuracy(how=least_squares)"
+LEAST = "relative_accuracy(method=least_squares)"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_what_is_finished_is_kept(world, monkeypatch):
     found = nk.stitch_all(a, b, data, data, ["least_squares", "task_loss(steps=2)"], partial=True)
     assert not found.complete
     assert np.isfinite(found[LEAST]["2", "2"])
-    table = found["relative_accuracy(how=task_loss(steps=2))"]
+    table = found["relative_accuracy(method=task_loss(steps=2))"]
     assert np.isfinite(table["0", "0"])
     assert table.missing["1", "1"] == INTERRUPTED
     assert "interrupted: some stitches were not reached, and have no value." in sentences(found)
@@ -115,6 +116,7 @@ def test_a_repeated_sweep_is_read_back_with_its_warnings_and_provenance(world, m
     assert same(Comparison.load(save), first)
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_does_not_compute_its_similarity_again(world, monkeypatch, tmp_path):
     a, b, data = world
     asked = {"methods": ["least_squares", "task_loss(steps=2)"], "save": tmp_path / "ab.netkin"}
@@ -143,7 +145,7 @@ def test_a_stitch_that_gives_nan_costs_no_pass_of_its_own(world, monkeypatch):
     monkeypatch.setattr(FittedMoments, "stitch", spoiled)
     found = nk.stitch_all(a, b, data, test, ["least_squares", "procrustes"])
     assert test.passes == 2  # that of the similarities and that of the evaluation
-    table = found["relative_accuracy(how=procrustes)"]
+    table = found["relative_accuracy(method=procrustes)"]
     assert "what the stitch makes of layer '1' of 'a' in batch 0 holds 50 NaN" in table.missing["1", "1"]
     for name, own in whole.tables.items():
         kept = [(i, j) for i, j in np.argwhere(np.isfinite(own.values)) if not ("procrustes" in name and i == 1)]
@@ -219,7 +221,7 @@ def test_more_methods_and_layers_are_added(world, tmp_path):
     nk.stitch_all(a, b, data, data, layers="1", save=save)
     more = nk.stitch_all(a, b, data, data, ["least_squares", "procrustes"], save=save)
     assert Comparison.load(save) == more
-    assert np.isfinite(more["agreement(how=procrustes)"]["2", "2"])
+    assert np.isfinite(more["agreement(method=procrustes)"]["2", "2"])
 
 
 def test_data_in_another_order_are_the_same_data(world, monkeypatch, tmp_path):
@@ -235,6 +237,7 @@ def _regrouped(data, sizes):
     return list(zip(*(torch.cat(part).split(sizes) for part in zip(*data, strict=True)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data", "validation"])
 @pytest.mark.parametrize(
     "change", [lambda data: data[::-1], lambda data: _regrouped(data, [20, 80, 50, 50])], ids=["order", "sizes"]
@@ -268,7 +271,7 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
 
 @pytest.mark.parametrize(
     "changes, words",
-    [
+    slow_after(4, [
         ({"test": slice(1)}, r"differs in test data \('150 examples', not '50 examples'\); "
                              r"a loader that shuffles or draws at random gives other data each time; ask for the same"),
         ({"data": slice(1)}, r"differs in fitting data \("),
@@ -279,10 +282,10 @@ def test_a_stitch_that_was_trained_on_a_shuffling_loader_is_not_trained_again(wo
         ({"a": 9}, r"differs in weights of 'a'; ask for the same again, give another path or delete"),
         ({"seed": 1, "resize": "nearest"}, r"differs in resize \('None', not 'nearest'\) and seed \('0', not '1'\); "),
         ({"names": ("x", "y")}, r"a sweep of 'a' into 'b', which is not asked for and would be lost"),
-        ({"methods": "procrustes"}, r"holds relative_accuracy\(how=least_squares\) of '0' into '0', which is not asked "
-                                 r"for and would be lost; ask for it too, or give another file or delete it\.$"),
-        ({"layers": ["0", "1"]}, r"holds relative_accuracy\(how=least_squares\) of '2' into '2', which is not"),
-    ],
+        ({"methods": "procrustes"}, r"holds relative_accuracy\(method=least_squares\) of '0' into '0', which is not "
+                                 r"asked for and would be lost; ask for it too, or give another file or delete it\.$"),
+        ({"layers": ["0", "1"]}, r"holds relative_accuracy\(method=least_squares\) of '2' into '2', which is not"),
+    ], several=True),
 )  # fmt: skip
 def test_a_file_with_another_sweep_is_refused_and_stays(world, swept, tmp_path, changes, words):
     a, b, data = world
@@ -316,6 +319,7 @@ def test_a_sweep_that_hands_over_its_stitches_keeps_what_was_found_if_it_is_inte
     assert Comparison.load(asked["save"]).complete
 
 
+@pytest.mark.slow
 def test_a_tour_of_other_models_is_refused(world, tmp_path):
     a, b, data = world
     save = tmp_path / "many.netkin"

@@ -10,16 +10,17 @@ import netkin as nk
 from netkin.applications.stitching.evaluating import evaluate_all
 from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.errors import InvalidValue
+from refusals import refused
 from task_loss_worlds import joined, trained_from, two_perceptrons
 
-WORSE = r"training ended worse than it began: what is minimised is {} on the sample, and was {} before; take a `rate` "
+WORSE = r"training ended worse than it began: what is minimised is {} on the sample, and was {} before; take a `lr` "
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 3])
 def test_decay_is_part_of_what_is_minimised_and_judged(rank):
     a, b, data = two_perceptrons()
-    network, training = trained_from(a, "1", b, "1", data, rank=rank, decay=0.2, epochs=30, rate=0.01)
+    network, training = trained_from(a, "1", b, "1", data, rank=rank, weight_decay=0.2, epochs=30, lr=0.01)
     weights = [weight.detach() for weight in network.transformation.parameters()]
     assert len(weights) == (2 if rank is None else 3)
     size = sum(float(weight.square().sum()) for weight in weights)
@@ -30,7 +31,7 @@ def test_decay_is_part_of_what_is_minimised_and_judged(rank):
 
 def test_patience_goes_by_what_is_minimised():
     a, b, data = two_perceptrons()
-    _, training = trained_from(a, "1", b, "1", data, decay=0.2, patience=3, epochs=10, rate=0.01)
+    _, training = trained_from(a, "1", b, "1", data, weight_decay=0.2, patience=3, epochs=10, lr=0.01)
     losses = [record["loss"] for record in training.history]
     assert np.argmin(losses) == 1  # by the loss alone it would have ended after four epochs
     assert training.step == 80
@@ -38,7 +39,7 @@ def test_patience_goes_by_what_is_minimised():
 
 def test_patience_ends_training_and_takes_the_best():
     a, b, data = two_perceptrons()
-    settings = TaskLoss(rate=0.3, patience=3, every=1, epochs=50)
+    settings = TaskLoss(lr=0.3, patience=3, every=1, epochs=50)
     network = joined(a, "1", b, "1", data[:2], settings)
     training = train_map(network, data[:2], settings, validation=data[2:])
     objectives = [record["objective"] for record in training.history]
@@ -55,14 +56,14 @@ def test_a_training_that_ends_worse_than_it_began_warns_with_both_numbers(rate, 
     a, b, data = two_perceptrons()
     fault = WORSE.format(ended, r"0\.\d+") + f"smaller than {rate:g}".replace("+", r"\+") + ", or .* by `patience=`"
     with pytest.warns(UserWarning, match=fault) as caught:
-        found = nk.stitch(a, "1", b, "1", data, "task_loss", rate=rate, epochs=2)
+        found = nk.stitch(a, "1", b, "1", data, "task_loss", lr=rate, epochs=2)
     assert found.training["final"]["objective"] > found.history[0]["objective"]
     assert caught[0].filename == __file__
 
 
 def test_with_patience_nothing_is_worse_than_the_start():
     a, b, data = two_perceptrons()
-    network, training = trained_from(a, "1", b, "1", data, rate=1e6, epochs=4, patience=2)
+    network, training = trained_from(a, "1", b, "1", data, lr=1e6, epochs=4, patience=2)
     assert training.step == 0
     assert torch.equal(network.transformation.matrix, joined(a, "1", b, "1", data).transformation.matrix)
 
@@ -71,12 +72,12 @@ def test_a_training_that_stays_where_it_was_says_nothing():
     _, b, data = two_perceptrons()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        network, training = trained_from(b, "1", b, "1", data, init="identity", rate=1e-6, epochs=2)
+        network, training = trained_from(b, "1", b, "1", data, init="identity", lr=1e-6, epochs=2)
     assert training.step > 0
     assert network.transformation.matrix.diagonal().detach().numpy() == pytest.approx(1, abs=1e-3)
 
 
 def test_a_rank_above_the_widths_is_refused_by_its_own_name():
     a, b, data = two_perceptrons()
-    with pytest.raises(InvalidValue, match="`rank` must lie between 1 and the smaller width, 8; got 999"):
+    with refused(InvalidValue, "rank"):
         nk.stitch(a, "1", b, "1", data, "task_loss", rank=999)

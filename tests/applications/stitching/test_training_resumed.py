@@ -9,15 +9,16 @@ from netkin.applications.stitching.training import TaskLoss, train_map
 from netkin.errors import FileError
 from netkin.jobs import Job
 from netkin.training.saving import PartSaving
+from quickly import slow_but
 from task_loss_worlds import joined, perceptron, two_perceptrons
 
 OPTIONS = [
     {},
     {"l1": 1e-3},
-    {"rank": 3, "cka_penalty": 0.2, "decay": 1e-3},
+    {"rank": 3, "cka_penalty": 0.2, "weight_decay": 1e-3},
     {"batch": 64, "labels": "true"},
     {"memory": 0},
-    {"patience": 2, "rate": 0.2},
+    {"patience": 2, "lr": 0.2},
 ]
 
 
@@ -34,10 +35,10 @@ def interrupted_after(monkeypatch, count):
     monkeypatch.setattr(PartSaving, "write", writing)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", slow_but(OPTIONS, OPTIONS[0], OPTIONS[-1]), ids=str)
 def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, options):
     a, b, data = two_perceptrons()
-    options = {"rate": 0.01, "epochs": 3, "every": 3} | options
+    options = {"lr": 0.01, "epochs": 3, "every": 3} | options
     whole = joined(a, "1", b, "1", data, TaskLoss(**options))
     wanted = train_map(whole, data, TaskLoss(**options))
 
@@ -57,24 +58,25 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, monkeypatch, opti
 
 def test_a_finished_training_is_read_back_and_can_be_made_longer(tmp_path):
     a, b, data = two_perceptrons()
-    path, longer = tmp_path / "training.job", TaskLoss(epochs=4, rate=0.01)
+    path, longer = tmp_path / "training.job", TaskLoss(epochs=4, lr=0.01)
     for epochs in (2, 2, 4):
         network = joined(a, "1", b, "1", data)
-        training = train_map(network, data, TaskLoss(epochs=epochs, rate=0.01, resume=path))
+        training = train_map(network, data, TaskLoss(epochs=epochs, lr=0.01, resume=path))
         assert training.steps == 8 * epochs
     whole = joined(a, "1", b, "1", data)
     assert train_map(whole, data, longer) == training
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch": 64}, {"memory": 0}], ids=str)
 def test_a_training_that_ended_within_an_epoch_can_be_made_longer(tmp_path, options):
     a, b, data = two_perceptrons()
     for steps in (3, 11):  # of 8 in an epoch, or 7
         network = joined(a, "1", b, "1", data)
-        train_map(network, data, TaskLoss(steps=steps, rate=1e-4, resume=tmp_path / "training.job", **options))
+        train_map(network, data, TaskLoss(steps=steps, lr=1e-4, resume=tmp_path / "training.job", **options))
     whole = joined(a, "1", b, "1", data)
-    train_map(whole, data, TaskLoss(steps=11, rate=1e-4, **options))
+    train_map(whole, data, TaskLoss(steps=11, lr=1e-4, **options))
     assert torch.equal(network.transformation.matrix, whole.transformation.matrix)
 
 
@@ -90,9 +92,9 @@ def test_a_file_with_other_options_is_refused(tmp_path):
     a, b, data = two_perceptrons()
     path = tmp_path / "training.job"
     train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, resume=path))
-    fault = r"^'[^']*training.job' holds a training that differs in rate \('0.001', not '0.1'\); ask for the same again"
+    fault = r"^'[^']*training.job' holds a training that differs in lr \('0.001', not '0.1'\); ask for the same again"
     with pytest.raises(FileError, match=fault):
-        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, rate=0.1, resume=path))
+        train_map(joined(a, "1", b, "1", data), data, TaskLoss(epochs=1, lr=0.1, resume=path))
     with pytest.raises(FileError, match=r"differs in labels \('soft', not '.*<lambda>'\)"):
         train_map(joined(a, "1", b, "1", data), data, TaskLoss(labels=lambda *_: torch.ones(()), resume=path))
 
@@ -184,7 +186,7 @@ def test_half_precision_is_kept(tmp_path):
 def test_the_job_of_a_training_tells_its_steps(tmp_path):
     a, b, data = two_perceptrons()
     for patience, rate in ((None, 0.01), (1, 0.2)):
-        settings = TaskLoss(epochs=9, patience=patience, rate=rate, resume=tmp_path / f"{rate}.job")
+        settings = TaskLoss(epochs=9, patience=patience, lr=rate, resume=tmp_path / f"{rate}.job")
         training = train_map(joined(a, "1", b, "1", data), data, settings)
         assert training.stopped == (training.steps < 72) == (patience is not None)
         state = jobs.read(settings.resume)

@@ -9,6 +9,7 @@ import fisher_worlds
 import netkin as nk
 from netkin.applications.transfer.evidence import adaptation_score, layer_embeddings, mean_embedding_norm
 from netkin.errors import ForwardError, InvalidValue, NoValue, ShapeError, UnknownName
+from refusals import refused
 
 
 @pytest.fixture
@@ -77,6 +78,7 @@ def test_sketched_norms_do_not_depend_on_the_order_or_the_batches(convnet, pictu
         assert norms[0] != pytest.approx(made[0].embedding(name).norm, rel=1e-3)  # buckets are shared
 
 
+@pytest.mark.slow
 def test_inference_mode_around_a_call_changes_nothing():
     torch.manual_seed(0)
     model, inputs, labels = fisher_worlds.Twice(), torch.randn(12, 4), torch.arange(12) % 3
@@ -127,17 +129,17 @@ def test_layers_without_a_path_to_the_loss_are_left_out_or_refused():
 
 
 @pytest.mark.parametrize(
-    "options, kind, sentence",
+    "options, kind, argument",
     [
-        ({"shape": "positions"}, ShapeError, "layer '0' gives 729 rows for 9 examples with the shape 'positions'"),
-        ({"sample": 1}, InvalidValue, "`sample` must be at least 2"),
-        ({"beta": 1.0}, InvalidValue, "`beta` must be at least 0 and below 1"),
-        ({"layers": "nine"}, UnknownName, "no layer named 'nine'"),
-        ({"target": "labels"}, InvalidValue, "target='labels' needs labels"),
+        ({"shape": "positions"}, ShapeError, ""),
+        ({"sample": 1}, InvalidValue, "sample"),
+        ({"beta": 1.0}, InvalidValue, "beta"),
+        ({"layers": "nine"}, UnknownName, "layers"),
+        ({"target": "labels"}, InvalidValue, "data"),
     ],
 )
-def test_what_has_no_embedding_is_told(convnet, pictures, options, kind, sentence):
-    with pytest.raises(kind, match=sentence):
+def test_what_has_no_embedding_is_told(convnet, pictures, options, kind, argument):
+    with refused(kind, argument):
         mean_embedding_norm(convnet, pictures, **options)
 
 

@@ -19,14 +19,14 @@ from netkin.applications.compression.factoring import (
     PROJECTIONS,
     LinearOrConv,
     Subspace,
+    factorable,
     factored,
     is_pointwise,
     load_compressed,
     pads_with_zeros,
     put,
-    refuse_hooked,
-    refuse_unfit,
     replacement,
+    require_no_hooks,
     save_compressed,
     subspace,
     width_of,
@@ -40,8 +40,8 @@ from netkin.errors import ForwardError, InvalidValue, NetkinError, UnknownName, 
 from netkin.identity import described_call, settings_digest, weights_digest
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import main_tensor
-from netkin.representations.inputs import feed, labels_of, reported_batches
-from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, split_call, unwrapped
+from netkin.representations.inputs import examples_in, feed, labels_of, length_if_known, reported_batches
+from netkin.representations.layers import Spec, choose, layer_label, modules, require_weights, split_call, unwrapped
 from netkin.results.compression import CompressedLayer, Compression
 from netkin.results.labels import plural
 from netkin.sources.batches import overlap_remark
@@ -49,8 +49,9 @@ from netkin.sources.models import load_model
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
 from netkin.training.loop import class_numbers, count_right
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
-__all__ = ["CompressedLayer", "Compression", "compress", "load_compressed", "save_compressed"]
+__all__ = ["CompressedLayer", "Compression", "compress", "explain_compress", "load_compressed", "save_compressed"]
 
 ORDERS = ("at_once", "from_the_top")
 K = int | float | Mapping[str, int | float] | None
@@ -169,9 +170,12 @@ class Compressing(Experiment):
 OPTIONS = declarations(Compressing)
 
 
+@planned
 @by_name(models="model", data="data test")
 @takes_options(without="seed device save overwrite partial", declared=OPTIONS)
-def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any) -> nn.Module:
+def compress(
+    model: nn.Module, layers: Spec, *, data: Any = None, name: str | None = None, **options: Any
+) -> Planning[WorkPlan, nn.Module]:
     """Return a copy of `model` in which each chosen linear or conv layer uses only k directions of its input.
 
     The directions are those of SVCCA: of the layer's input against the model's logits, or against the same layer's
@@ -183,7 +187,7 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
 
     One of three arguments sets how many directions are kept. `k` is a number, a share of the layer's width such as
     0.35, or a mapping from layers to these. `variance` is the share of the input's variance that is to be held.
-    `accuracy_drop` is by how much the accuracy may fall, shared out evenly over the layers one after the other; k is
+    `accuracy_drop` is by how much the accuracy may fall, divided evenly among the layers; k is
     then searched by halving. Accuracy is measured on `test`, or on `data`.
 
     With ``order="from_the_top"`` the layers are compressed one after the other, the last that runs first, each with
@@ -206,11 +210,12 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
         )
     """
     request = Compressing(models={name or type(unwrapped(model)).__name__: model}, data=data, **options)
-    refuse_lazy(unwrapped(model))
+    require_weights(unwrapped(model))
     other = _other(request.against)
+    yield lambda: _plan(request, model, layers, other)
     with request.lending(model):
         fitting, left_out = _layers(request, model, layers, other)
-        _refuse_without_labels(request)
+        _require_labels(request)
         net = copy.deepcopy(unwrapped(model))
         names, inputs, start = list(fitting), None, request.accuracy(net)
         if request.order == "from_the_top":
@@ -225,6 +230,36 @@ def compress(model: nn.Module, layers: Spec, *, data: Any = None, name: str | No
             rows.append(_compressed(request, net, layer, seen, floor, rows[-1].accuracy if rows else start))
         net.compression = _record(request, model, net, rows, seen, start, other, left_out)  # type: ignore[assignment]
     return net
+
+
+explain_compress = compress.explain
+
+
+def _plan(request: Compressing, model: nn.Module, spec: Spec, other: nn.Module | None) -> WorkPlan:
+    with request.lending(model):
+        layers, left_out = _layers(request, model, spec, other)
+        _require_labels(request)
+        is_tested = has_labels(request.data if request.test is None else request.test)
+        length = length_if_known(next(batches_of(request.data))) or 0
+    count, times = examples_in(request.data, request.examples), len(layers)
+    if request.accuracy_drop is not None:  # of which each layer has as many as the search for k may take
+        times += sum(most.bit_length() + 1 for most in map(most_that_saves, layers.values()))
+    limit = "at most " if request.accuracy_drop is not None else ""
+    by_turns, wide = request.order == "from_the_top", [8 * 4 * width_of(layer) ** 2 for layer in layers.values()]
+    passes = (len(layers) if by_turns else 1) * (1 if other is None else 2)
+    work = [Work("reading the inputs of the layers", count and passes * count)]
+    if is_tested:
+        tested = count if request.test is None else examples_in(request.test)
+        work.append(Work(f"measuring accuracy {limit}{plural(1 + times, 'time')}", tested and (1 + times) * tested))
+    work.append(Work(f"trying {limit}{plural(times, 'smaller layer')} on a batch", (times + by_turns) * length))
+    memory = {"moments": max(wide) if by_turns else sum(wide), "the copy that is compressed": _bytes_of(model)}
+    notes = [f"{plural(len(layers), 'layer')} compressed, {request.order.replace('_', ' ')}"]
+    notes += [f"left out: {_in_words(left_out)}"] if left_out else []
+    return WorkPlan(tuple(work), memory, tuple(notes))
+
+
+def _bytes_of(model: nn.Module) -> int:
+    return sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))
 
 
 def _other(against: str | nn.Module) -> nn.Module | None:
@@ -247,19 +282,23 @@ def _layers(
     names = choose(model, spec := [spec] if isinstance(spec, (str, type)) else list(spec or ()))
     for name in names:
         if split_call(name)[1] is not None:
-            raise InvalidValue(f"{name!r} is one call of a layer, and all calls share its weights; name the layer.")
+            raise InvalidValue(
+                f"{name!r} is one call of a layer, and all calls share its weights; name the layer.", argument="layers"
+            )
     for name in names:
         try:
-            fitting[name] = refuse_unfit(name, known[name])
-            refuse_hooked(name, fitting[name])
+            fitting[name] = factorable(name, known[name])
+            require_no_hooks(name, fitting[name])
             if request.k is not None and not isinstance(request.k, Mapping):
                 request.count(name, fitting[name])
             if other is not None:
                 there = modules(other)
                 if name not in there:
                     hint = did_you_mean(name, there) or "."
-                    raise UnknownName(f"the model to compress against has no {layer_label(name)}{hint}")
-                refuse_unfit(name, there[name])
+                    raise UnknownName(
+                        f"the model to compress against has no {layer_label(name)}{hint}", argument="against"
+                    )
+                factorable(name, there[name])
         except NetkinError as fault:
             if len(names) == 1 or name in spec:
                 raise
@@ -268,13 +307,13 @@ def _layers(
     if not fitting:
         raise InvalidValue(f"none of {len(names)} layers can be compressed; the first: {left_out[names[0]]}")
     if isinstance(request.k, Mapping):
-        _refuse_other_names(request.k, list(fitting))
+        _require_layer_names(request.k, list(fitting))
         for name, layer in fitting.items():
             request.count(name, layer)
     return fitting, left_out
 
 
-def _refuse_other_names(k: Mapping[str, Any], names: list[str]) -> None:
+def _require_layer_names(k: Mapping[str, Any], names: list[str]) -> None:
     for name in k:
         if name not in names:
             hint = did_you_mean(str(name), names) or "."
@@ -284,7 +323,7 @@ def _refuse_other_names(k: Mapping[str, Any], names: list[str]) -> None:
         raise UnknownName(f"`k` has no number for {layer_label(missing)}; give one for every layer.", argument="k")
 
 
-def _refuse_without_labels(request: Compressing) -> None:
+def _require_labels(request: Compressing) -> None:
     what = "data" if request.test is None else "test"
     needed = what == "test" or request.accuracy_drop is not None
     if needed and not has_labels(getattr(request, what)):
@@ -452,14 +491,14 @@ def _weights(layer: nn.Module) -> int:
 
 
 def tied_remark(net: nn.Module, layer: LinearOrConv) -> str:
-    """Say so where the net still needs the weights that were taken apart."""
+    """Return a remark if another layer still uses the weights; empty if none does."""
     if not any(parameter is layer.weight for parameter in net.parameters()):
         return ""
     return "its weights serve another layer, too, so that the network keeps them beside the smaller ones."
 
 
 def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, int]) -> list[str]:
-    """Say what the numbers alone would not."""
+    """Return remarks on what replacing a layer does not save."""
     remarks = []
     if isinstance(small[0], nn.Conv2d) and small[0].bias is not None:
         remarks.append("one extra channel carries the mean, because zero padding does not continue it at the border.")
@@ -471,9 +510,9 @@ def size_remarks(layer: LinearOrConv, small: nn.Sequential, places: tuple[int, i
 
 
 def fewest(enough: Callable[[int], bool], most: int) -> int | None:
-    """Return a number from 1 to `most` that is enough while half a search below it found none; None if none is.
+    """Return a number from 1 to `most` that is enough, found by halving the range; None if `most` is not.
 
-    The search halves its range each time, as if more were always better.
+    It is the smallest where more is always better.
 
     Example:
         >>> fewest(lambda k: k >= 5, 100)

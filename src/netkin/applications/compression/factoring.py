@@ -112,26 +112,30 @@ def _by_variance(decode: Tensor, aligned: int) -> Tensor:
     return torch.cat([torch.arange(aligned, device=rest.device), rest + aligned])
 
 
-def refuse_unfit(name: str, module: nn.Module) -> LinearOrConv:
+def factorable(name: str, module: nn.Module) -> LinearOrConv:
     """Return the module if it can be factored into two; otherwise raise an error with the reason."""
     if not name:
-        raise InvalidValue("the model is itself the layer; put it into an `nn.Sequential` and name it '0'.")
+        raise InvalidValue(
+            "the model is itself the layer; put it into an `nn.Sequential` and name it '0'.", argument="layers"
+        )
     kinds = [kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)]
     if not kinds or type(module).forward is not kinds[0].forward:
         raise InvalidValue(
             f"{layer_label(name)} is {_a(type(module).__name__)}; `compress` takes `nn.Linear` and `nn.Conv2d` "
-            "modules, and restricts their inputs."
+            "modules, and restricts their inputs.",
+            argument="layers",
         )
     assert isinstance(module, (nn.Linear, nn.Conv2d))
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         raise InvalidValue(
             f"{layer_label(name)} is a convolution in {module.groups} groups, each of which sees its own channels; "
-            "`compress` takes convolutions with groups=1."
+            "`compress` takes convolutions with groups=1.",
+            argument="layers",
         )
     return module
 
 
-def refuse_hooked(name: str, layer: LinearOrConv) -> None:
+def require_no_hooks(name: str, layer: LinearOrConv) -> None:
     """Refuse a layer with hooks, which would be lost with it."""
     count = len(layer._forward_hooks) + len(layer._forward_pre_hooks)
     if count:
@@ -294,7 +298,7 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
     for part in record.replaced:
         _take_apart(net, part, path)
     wanted = net.state_dict()
-    _refuse_other_weights(wanted, state, path)
+    _require_fitting_weights(wanted, state, path)
     net.load_state_dict(state)
     net.compression = record  # type: ignore[assignment]
     return net
@@ -305,13 +309,13 @@ def _take_apart(net: nn.Module, part: TakenApart, path: Any) -> None:
     known = modules(net)
     if part.layer not in known:
         raise FileError(f"{str(path)!r} holds a model with a layer {part.layer!r} taken apart; this model has none.")
-    layer = refuse_unfit(part.layer, known[part.layer])
-    refuse_hooked(part.layer, layer)
+    layer = factorable(part.layer, known[part.layer])
+    require_no_hooks(part.layer, layer)
     parts = nn.Sequential(*empty_factors(layer, part.between, part.first_bias, part.second_bias))
     put(net, part.layer, parts.train(layer.training).requires_grad_(layer.weight.requires_grad))
 
 
-def _refuse_other_weights(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Any) -> None:
+def _require_fitting_weights(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Any) -> None:
     odd = [name for name in {**wanted, **state} if _shape(wanted, name) != _shape(state, name)]
     if odd:
         raise FileError(

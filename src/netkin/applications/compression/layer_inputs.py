@@ -23,7 +23,7 @@ from netkin.identity import DataDigest
 from netkin.memory import format_bytes, free_memory
 from netkin.representations import batches_of, inference_mode_of
 from netkin.representations.hooks import apart, main_tensor, uncompiled
-from netkin.representations.inputs import attention_mask, call, length_if_known, prepared, reported_batches
+from netkin.representations.inputs import attention_mask, call, length_if_known, prepare_batch, reported_batches
 from netkin.representations.layers import layer_label, modules
 from netkin.statistics import LayerMoments, Moments
 
@@ -86,7 +86,7 @@ def collected(model: nn.Module, layers: Sequence[str], other: nn.Module | None, 
             with exact_products():
                 rows = _rows(readings, layers, beside, number)
                 if not number:
-                    _refuse_too_wide(rows)
+                    _require_memory(rows)
                 found.statistic.update(rows)
             _learn(found, readings[0])
             length = length_if_known(batch) or 0
@@ -114,7 +114,7 @@ def _rows(readings: list[Reading], layers: Sequence[str], beside: str, number: i
     return own | {f"{name} ({beside})": readings[1].rows(name).to(own[name].device) for name in layers}
 
 
-def _refuse_too_wide(rows: Mapping[str, Tensor]) -> None:
+def _require_memory(rows: Mapping[str, Tensor]) -> None:
     """Refuse layers whose moments would not fit the memory: sums, a covariance, its eigenvectors and a copy."""
     widths = {name: matrix.shape[1] for name, matrix in rows.items()}
     device = next(iter(rows.values())).device
@@ -145,7 +145,7 @@ def _reading(model: nn.Module, names: Sequence[str], experiment: Experiment) -> 
 
     def read(batch: Any) -> Reading:
         calls.clear()
-        batch = prepared(model, batch, experiment.transform)
+        batch = prepare_batch(model, batch, experiment.transform)
         output = call(model, batch, experiment.forward)
         absent = next((name for name in names if name not in calls), None)
         if absent is not None:

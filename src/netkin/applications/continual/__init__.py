@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from netkin import __version__
-from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, refuse_options
+from netkin.applications.continual.learners import LEARNERS, AtomLearner, Learner, SeparateLearner, require_options
 from netkin.applications.experiment import DECLARED, Experiment
 from netkin.comparing.many_models import compare_many
 from netkin.comparing.spec import take_declared, takes_options
@@ -26,8 +26,9 @@ from netkin.measures.registry import find
 from netkin.progress import ProgressOption, Report, reporting
 from netkin.representations.filters import atom_layers
 from netkin.representations.layer_weights import copied
-from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.representations.layers import require_copyable, unwrapped
 from netkin.results.caveats import Caveat
+from netkin.results.labels import plural
 from netkin.results.task_accuracies import NO_FORGETTING, TaskAccuracies, TaskEnsembles
 from netkin.settings import model_lock, random_states_kept
 from netkin.sources.architectures import seeded
@@ -35,12 +36,22 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.models import load_model
 from netkin.training import Recipe, accuracy, train
 from netkin.training.chance import chance_caveat
-from netkin.training.class_splits import Task, refuse_tasks, split_tasks
+from netkin.training.class_splits import Task, require_tasks, split_tasks
 from netkin.training.heads import before_head, ensemble_accuracy, probabilities
 from netkin.training.recipe import recipe_of
 from netkin.training.saving import pack_state, unpack_state
+from netkin.training.work_plan import Planning, Work, WorkPlan, memory_of_training, planned
 
-__all__ = ["LearntTasks", "Task", "TaskAccuracies", "TaskEnsembles", "ensemble_tasks", "learn_tasks", "split_tasks"]
+__all__ = [
+    "LearntTasks",
+    "Task",
+    "TaskAccuracies",
+    "TaskEnsembles",
+    "ensemble_tasks",
+    "explain_learn_tasks",
+    "learn_tasks",
+    "split_tasks",
+]
 
 Model = nn.Module | str | Callable[[], nn.Module]
 CHOICES = ("most similar", "least similar", "random")
@@ -56,7 +67,7 @@ class LearntTasks:
     learners: Mapping[int, Learner]  # by seed
 
     def network(self, task: str, seed: int | None = None) -> nn.Module:
-        """Return the network that answers for a task, for a seed, by default the first; a copy."""
+        """Return a copy of the network of a task, learnt with a seed, by default the first."""
         require_listed("task", task, self.record.tasks)
         return self.learner(seed).network(self.record.tasks.index(task))
 
@@ -70,6 +81,7 @@ class LearntTasks:
         return str(self.record)
 
 
+@planned
 @takes_options("test examples transform forward seed partial", DECLARED)
 def learn_tasks(
     model: Model,
@@ -81,12 +93,12 @@ def learn_tasks(
     head: str | None = None,
     options: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> LearntTasks:
-    """Return what comes of learning tasks one after another: the accuracy on each after each, and the networks.
+) -> Planning[WorkPlan, LearntTasks]:
+    """Learn tasks one after another, and return the accuracy on every task after each, with the networks.
 
     The protocol is task-incremental: every task has a head of its own, and at test time the task is known. "atoms"
-    and "separate" then forget nothing by construction. On the CPU the same call gives the same, bit for bit, also where
-    it goes on in `save` after an interruption.
+    and "separate" then forget nothing by construction. On the CPU the same call gives the same numbers, bit for bit,
+    also if it was interrupted and resumed from `save`.
 
     Args:
         model: a network, whose copies are trained, or for other weights with each seed a name as for `nk.load_model`
@@ -102,10 +114,11 @@ def learn_tasks(
         **settings: settings of the recipe.
     """
     experiment = Experiment(models={"model": model}, **take_declared(settings, DECLARED))  # type: ignore[dict-item]
-    found, chosen, own = refuse_tasks(tasks), recipe_of(recipe, settings), dict(options or {})
-    refuse_options(method, own)
+    found, chosen, own = require_tasks(tasks), recipe_of(recipe, settings), dict(options or {})
+    require_options(method, own)
     networks = {seed: _built(model, seed).to(experiment.device) for seed in _seeds(seeds)}
     learners = {seed: LEARNERS[method](network, head, found, seed, **own) for seed, network in networks.items()}
+    yield lambda: _plan(learners, chosen)
     identity = _identity(learners, found, method, chosen, own)
     call = described_call("nk.learn_tasks", model=model, method=method, recipe=chosen.words, seeds=list(networks))
     total, rows = len(networks) * len(found), []
@@ -118,6 +131,30 @@ def learn_tasks(
         record = _record(learners, rows, found, chosen, {"call": call} | identity)
         job.save(lambda: record)
     return LearntTasks(record, found, learners)
+
+
+explain_learn_tasks = learn_tasks.explain
+
+
+def _plan(learners: Mapping[int, Learner], recipe: Recipe) -> WorkPlan:
+    (first, *_), count, work = learners.values(), len(learners), dict[str, list[Work]]()
+    learning = [position for position in range(len(first.tasks)) if first.learns(position)]
+    for position in learning:
+        for part in first.work(position, recipe):
+            work.setdefault(part.what, []).append(part)
+    tested = (1 + len(learning)) * sum(len(task.test[1]) for task in first.tasks)
+    kept = sum(tensor.nbytes for state in (first.shared, *first.own) for tensor in state.values())
+    seeds = f"for each of {count} seeds " if count > 1 else ""
+    return WorkPlan(
+        (*(_together(parts, count) for parts in work.values()), Work("testing all tasks", count * tested)),
+        {"weights of all tasks": count * kept, **memory_of_training(first.model, recipe)},
+        (f"{seeds}{plural(len(first.tasks), 'task')}, tested before the first and after each",),
+    )
+
+
+def _together(parts: Sequence[Work], times: int) -> Work:
+    examples, steps = (sum(getattr(part, name) for part in parts) for name in ("examples", "steps"))
+    return replace(parts[0], examples=times * examples, steps=times * steps)
 
 
 def _learnt(learner: Learner, recipe: Recipe, job: Job, report: Report, done: tuple[int, int]) -> np.ndarray:
@@ -224,7 +261,7 @@ def _built(model: Model, seed: int) -> nn.Module:
             f"`model` is a network, its name, or a function that builds one; got {type(model).__name__}.",
             argument="model",
         )
-    refuse_uncopyable(unwrapped(made))  # each task's network is a copy
+    require_copyable(unwrapped(made))  # each task's network is a copy
     return copied(made) if made is model else made
 
 
@@ -253,10 +290,11 @@ def ensemble_tasks(
     progress: ProgressOption = None,
     **settings: Any,
 ) -> TaskEnsembles:
-    """Return what each task gains when networks of `k` other tasks answer with its own (Chen et al. 2023, 3.4).
+    """Return what each task gains by an ensemble with the networks of `k` other tasks (Chen et al. 2023, 3.4).
 
     A network of another task has other classes: its body stays as it is, and gets a head that is trained on this
-    task. The probabilities of all are averaged. A control is trained further for as long, alone.
+    task. The probabilities of all are averaged. As a control, the task's own network
+    is trained alone for as long.
 
     Args:
         learnt: tasks that were learnt by "atoms".
@@ -271,7 +309,7 @@ def ensemble_tasks(
         **settings: settings of the recipe.
     """
     chosen = recipe_of(recipe, settings).but(shift=0, flip=False)  # of features there is nothing to move
-    _refuse(learnt, k, choice, candidates)
+    _require_ensemble(learnt, k, choice, candidates)
     names, seeds = learnt.record.tasks, learnt.record.seeds
     members, tables, found = [], [], []
     with reporting(len(seeds) * len(names), "ensembles", "tasks", progress) as report:
@@ -300,7 +338,8 @@ def _similarities(networks: Mapping[str, nn.Module], measure: str, data: Any) ->
     if not facts.symmetric:
         raise InvalidValue(
             f"{measure!r} gives each direction a value of its own, and tasks are compared by one number for each pair; "
-            "take 'cka'."
+            "take 'cka'.",
+            argument="similarity",
         )
     many = compare_many(networks, data, [measure], layers=layers, pairs="corresponding", progress=False)
     for (a, b), comparison in many.items():
@@ -352,7 +391,7 @@ def _head_size(learner: Learner, task: int) -> int:
     return sum(learner.own[task][name].numel() for name in learner.head_weights(task))
 
 
-def _refuse(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
+def _require_ensemble(learnt: LearntTasks, k: int, choice: str, candidates: str) -> None:
     if learnt.record.method != "atoms":
         raise InvalidValue(
             f"ensembles are made of networks that were learnt by 'atoms', which share their coefficients; these were "

@@ -25,7 +25,8 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Hook, Recipe, train
 from netkin.training.class_splits import Task
-from netkin.training.example_order import placed
+from netkin.training.example_order import Arrays, placed
+from netkin.training.work_plan import Work, training_work
 
 CHUNK = 16  # examples whose gradients are taken at once
 
@@ -50,7 +51,9 @@ def with_heads(model: nn.Module, head: str | None, classes: Sequence[int], seed:
     name = list(known)[-1] if head is None and known else head
     if name is None or name not in known:
         why = f"none is named {head!r}" if head else "it has none"
-        raise UnknownName(f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.")
+        raise UnknownName(
+            f"the network must end in a linear layer that heads can replace, and {why}; give `head=`.", argument="head"
+        )
     old, heads = known[name], []
     for task, count in enumerate(classes):
         with torch.random.fork_rng(devices=[]):
@@ -119,6 +122,10 @@ class Learner:
     def finish(self, task: int) -> None:
         """Store what later tasks need of this one."""
 
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return what learning a task would take."""
+        return [training_work("training", Arrays(self.tasks[task].train, recipe, 0), recipe)]
+
     def learn(self, task: int, recipe: Recipe) -> None:
         """Learn one task, after those before it."""
         self._load(task)
@@ -131,7 +138,7 @@ class Learner:
         self.finish(task)
 
     def network(self, task: int) -> nn.Module:
-        """Return the network that answers for a task, a copy in evaluation mode."""
+        """Return a copy of a task's network, in evaluation mode."""
         self._load(task)
         self.heads.active = task
         return copied(self.model).eval().requires_grad_(True)
@@ -236,7 +243,7 @@ class SeparateLearner(Learner):
 
 
 class JointLearner(Learner):
-    """One network is trained on all tasks at once, when the last has come: a reference that is no continual learner."""
+    """One network is trained on all tasks at once, at the end: a reference that is not continual learning."""
 
     name = "joint"
 
@@ -247,6 +254,11 @@ class JointLearner(Learner):
     def trained(self, task: int) -> Sequence[str]:
         """Return all weights."""
         return [name for name, _ in self.model.named_parameters()]
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training on all tasks at once."""
+        data = in_a_row([one.train for one in self.tasks], self.classes)
+        return [training_work("training", Arrays(data, recipe, 0), recipe)]
 
     def _train(self, task: int, recipe: Recipe, seed: int) -> None:
         self.heads.active = None
@@ -263,6 +275,13 @@ class ElasticLearner(Learner):
 
     name = "ewc"
     options: ClassVar[Mapping[str, Any]] = {"strength": 1.0, "examples": 200}
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training, and the gradients of each class that the Fisher information takes."""
+        own, count = super().work(task, recipe), min(self.settings["examples"], len(self.tasks[task].train[1]))
+        if task == len(self.tasks) - 1:
+            return own
+        return [*own, Work("Fisher information", count, backward=max(self.classes))]
 
     def hooks(self, task: int, recipe: Recipe) -> list[Hook]:
         """Return the penalty for all earlier tasks."""
@@ -286,6 +305,11 @@ class ReplayLearner(Learner):
 
     name = "replay"
     options: ClassVar[Mapping[str, Any]] = {"examples": 50}
+
+    def work(self, task: int, recipe: Recipe) -> list[Work]:
+        """Return the training; each batch of a later task is joined by as many examples that were kept."""
+        own = super().work(task, recipe)
+        return [*own, Work("examples that were kept", own[0].examples, backward=1)] if task else own
 
     def trained(self, task: int) -> Sequence[str]:
         """Return the body and the heads of all tasks that have come."""
@@ -384,14 +408,14 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 
-def refuse_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse a method that there is not, and options that are none of its own or make no sense."""
+def require_options(method: str, options: Mapping[str, Any]) -> None:
+    """Refuse an unknown method, and options that it does not have or that make no sense."""
     require_listed("way of learning tasks", method, LEARNERS, "method")
     known = LEARNERS[method].options
     for name, value in options.items():
         if name not in known:
             offer = f"it has {', '.join(known)}" if known else "it has none"
-            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.")
+            raise UnknownName(f"{method!r} has no option {name!r}; {offer}.", argument=name)
         if name == "strength" and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
             raise InvalidValue(f"`strength` is a number of 0 or more; got {value!r}.", argument="strength")
         if name == "examples":

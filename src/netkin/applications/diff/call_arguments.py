@@ -7,6 +7,7 @@ tells which module computed it: the one that was at work then.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,19 @@ class CallInputs:
         """Return copies of the arguments, floating tensors in other types if any are given."""
         return self._with(adapted(self.by_name(), dtypes or {}, default, device))
 
+    def taken_by(self, module: nn.Module) -> CallInputs:
+        """Return the arguments that a module takes: a port may compute masks and positions itself."""
+        try:
+            parameters = inspect.signature(module.forward).parameters
+        except (TypeError, ValueError):  # no signature available
+            return self
+        kinds = Counter(parameter.kind for parameter in parameters.values())
+        most = kinds[inspect.Parameter.POSITIONAL_ONLY] + kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        count = len(self.args) if kinds[inspect.Parameter.VAR_POSITIONAL] else most
+        takes_all = kinds[inspect.Parameter.VAR_KEYWORD] > 0
+        kwargs = {name: value for name, value in self.kwargs.items() if takes_all or name in parameters}
+        return CallInputs(self.args[:count], kwargs, self.names[:count])
+
     def told(self, others: Told, device: torch.device | None) -> CallInputs:
         """Return the inputs with some of what another module was told in the places of their own."""
         return self._with(_with_leaves(self.by_name(), adapted(others, {}, None, device)))
@@ -96,9 +110,10 @@ class Keeper:
 
     def of(self, inputs: CallInputs) -> Told:
         """Return what a call is told, in copies."""
-        return {path: self._copy(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in inputs.beside()}
+        return {path: self.copy(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in inputs.beside()}
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor."""
         # the tensor itself is held too, so that no other gets its identity
         _, version, copy = self._kept.get(id(tensor), (tensor, -1, tensor))
         if version != tensor._version:

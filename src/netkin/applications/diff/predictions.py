@@ -47,9 +47,11 @@ class Predictions:
             )
         logs = [logits.to(first.device).double().log_softmax(-1) for logits in (first, second)]
         valid = _valid(first, batch)
-        apart = (logs[0].exp() * (logs[0] - logs[1])).nan_to_num(0.0).sum(-1)  # of two logits of -inf nothing
-        self.divergence += float(apart[valid].sum())
-        self.agreeing += int((logs[0].argmax(-1) == logs[1].argmax(-1))[valid].sum())
+        # what a gives no probability adds nothing; numbers that are missing are infinitely far
+        apart = (logs[0].exp() * (logs[0] - logs[1])).masked_fill(logs[0] == -math.inf, 0.0).sum(-1)
+        self.divergence += float(apart[valid].nan_to_num(nan=math.inf).sum())
+        is_known = ~(logs[0].isnan() | logs[1].isnan()).any(-1)
+        self.agreeing += int((is_known & (logs[0].argmax(-1) == logs[1].argmax(-1)))[valid].sum())
         self.count += int(valid.sum())
         self._predict(model, batch, logs, valid)
 
@@ -77,7 +79,9 @@ class Predictions:
         if not self.count:
             return None
         perplexities = (
-            [math.exp(min(loss / self.targets, 700)) for loss in self.losses] if self.targets else (None, None)
+            [math.inf if math.isnan(loss) else math.exp(min(loss / self.targets, 700)) for loss in self.losses]
+            if self.targets
+            else (None, None)
         )
         return OutputDiff(
             kl=max(self.divergence / self.count, 0.0),

@@ -14,14 +14,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from netkin.applications.diff.adapting import is_floating
 from netkin.applications.diff.call_arguments import CallInputs, Keeper, Told, differing, other_forms
-from netkin.applications.diff.floor import ABOVE, DtypeOf, cast_tensors, coarser, rounding_of
+from netkin.applications.diff.floor import (
+    ABOVE,
+    DtypeOf,
+    InsteadOfFloat32,
+    cast_tensors,
+    coarser,
+    floating_parameters,
+    rounding_of,
+)
+from netkin.applications.diff.routing import Choice, Choices, agreement, is_alike, rerouted, score_limits
 from netkin.representations.hooks import KeyPath, leaves, uncompiled
-from netkin.representations.inputs import FLOATING
+from netkin.representations.inputs import FLOATING, attention_mask, device_of, length_if_known
 from netkin.representations.layers import modules
 from netkin.settings import random_states
 
@@ -39,10 +49,32 @@ class Examples:
     count: int
     valid: Tensor | None = None  # examples × positions
 
+    @classmethod
+    def of(cls, batch: Any) -> Examples:
+        """Return those of a batch, whose mask says which tokens count."""
+        mask = attention_mask(batch)
+        valid = None if mask is None or np.ndim(mask) != 2 else torch.as_tensor(mask).bool().cpu()
+        return cls(length_if_known(batch) or 1, valid)
+
     def squares(self, tensor: Tensor) -> Tensor:
         """Return the sums of squares, examples × positions, without the positions that don't count."""
         sums = self._rows(tensor).square().sum(-1, dtype=torch.float64).cpu()
         return sums.where(self.valid, 0.0) if self.valid is not None and sums.shape == self.valid.shape else sums
+
+    def without(self, tokens: Tensor | None) -> Examples:
+        """Return the examples without some tokens, flat."""
+        if tokens is None or len(tokens) % self.count:
+            return self
+        others = ~tokens.view(self.count, -1)
+        return (
+            self
+            if self.valid is not None and self.valid.shape != others.shape
+            else Examples(self.count, others if self.valid is None else self.valid & others)
+        )
+
+    def within(self, tokens: Tensor) -> bool:
+        """Return whether all that counts is among some tokens, examples × positions."""
+        return bool(tokens[self.valid].all() if self.valid is not None else tokens.all())
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """Return a tensor as examples × positions × the rest; what is not by examples is one example."""
@@ -90,6 +122,7 @@ class TracedCall:
     dtypes: Mapping[KeyPath, torch.dtype]
     told: Told
     outputs: Outputs = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)  # of experts, in modules inside too
 
 
 def call_name(name: str, number: int) -> str:
@@ -121,18 +154,22 @@ def hooked(
 
 def traced(model: nn.Module, names: Sequence[str], run: Run) -> dict[str, TracedCall]:
     """Return what each call of the named modules was told and gave, in one run of the model; kept on the host."""
-    calls, counts, opened, keeper = dict[str, TracedCall](), Counter[str](), list[TracedCall](), Keeper()
+    calls, counts, keeper = dict[str, TracedCall](), Counter[str](), Keeper()
+    opened = list[tuple[str, int]]()  # calls, and how many choices had been made before
+    choices = Choices(lambda: opened[-1][0] if opened else "")
 
     def before(name: str, module: nn.Module, inputs: CallInputs) -> None:
         counts[name] += 1
-        call = calls[call_name(name, counts[name])] = TracedCall(inputs.dtypes(), keeper.of(inputs))
-        opened.append(call)
+        key = call_name(name, counts[name])
+        calls[key] = TracedCall(inputs.dtypes(), keeper.of(inputs))
+        opened.append((key, len(choices.made)))
 
     def after(name: str, module: nn.Module, output: Any) -> None:
-        kept = {path: tensor.detach().to("cpu", copy=True) for path, tensor in outputs_of(output).items()}
-        opened.pop().outputs = kept
+        key, start = opened.pop()
+        calls[key].outputs = {path: tensor.detach().to("cpu", copy=True) for path, tensor in outputs_of(output).items()}
+        calls[key].choices = choices.made[start:]
 
-    with hooked(model, names, before, after):
+    with hooked(model, names, before, after), choices:
         run()
     return calls
 
@@ -149,6 +186,7 @@ class OutputErrors:
     floor: Tensor
     numbers: int  # of each example, or of the whole where it has none
     end_to_end: Tensor | None = None
+    whole: Tensor | None = None  # the size in the whole run
 
 
 @dataclass
@@ -160,6 +198,8 @@ class ReplayedCall:
     kind: str
     errors: list[OutputErrors] = field(default_factory=list)
     arguments: list[tuple[str, str]] = field(default_factory=list)  # that differ, and how
+    choices: list[Choice] = field(default_factory=list)
+    routed: tuple[int, int] | None = None  # tokens with the same experts in both whole runs, of how many
     fault: str = ""
 
 
@@ -190,12 +230,13 @@ class Replay:
         self.calls: list[ReplayedCall] = []
         self.drift = 0.0  # the largest relative difference of outputs so far, end to end
         self._counts = Counter[str]()
-        self._opened: list[tuple[ReplayedCall, CallInputs, Callable[[], None]]] = []
+        self._choices = Choices(lambda: self._opened[-1][0].name if self._opened else "")
+        self._opened: list[tuple[ReplayedCall, CallInputs, Callable[[], None], int]] = []
         self._is_replaying = False
 
     def run(self, run: Run) -> list[ReplayedCall]:
         """Run the reference, and return its calls in their order."""
-        with hooked(self.model, list(self.names), self._before, self._after):
+        with hooked(self.model, list(self.names), self._before, self._after), self._choices:
             run()
         return self.calls
 
@@ -208,29 +249,50 @@ class Replay:
         self.calls.append(call)
         trace = self._trace_of(name, call)
         if trace is not None:
-            call.arguments = list(differing(dict(inputs.beside()), trace.told, self.drift))
-        self._opened.append((call, inputs.copied(), self.random_states()))
+            call.arguments = self._differing(inputs, trace, call)
+        self._opened.append((call, inputs.copied(), self.random_states(), len(self._choices.made)))
 
-    def _trace_of(self, name: str, call: ReplayedCall) -> TracedCall | None:
+    def _differing(self, inputs: CallInputs, trace: Any, call: ReplayedCall) -> list[tuple[str, str]]:
+        return list(differing(dict(inputs.beside()), trace.told, self.drift))
+
+    def _replayed(self, *given: Any) -> Replayed:
+        return Replayed(self, *given)
+
+    def _trace_of(self, name: str, call: ReplayedCall) -> Any:
         return self.traces.get(self.names[name] + call.name[len(name) :])
 
     def _after(self, name: str, module: nn.Module, output: Any) -> None:
         if self._is_replaying:
             return
-        call, inputs, random_before = self._opened.pop()
+        call, inputs, random_before, start = self._opened.pop()
+        call.choices = self._choices.made[start:]
         trace = self._trace_of(name, call)
         if trace is None:
             call.fault = "it is not called in the other model"
+        if trace is None or call.fault:
             return
         random_after, self._is_replaying = self.random_states(), True
         try:
-            self._measure(call, _Replayed(self, name, module, inputs, trace, random_before), outputs_of(output))
+            replayed = self._replayed(name, module, inputs, trace, random_before)
+            replayed.choices = [call.choices]
+            self._measure(call, replayed, outputs_of(output))
         finally:
             self._is_replaying = False
             random_after()
             trace.outputs = {}
+            del self._choices.made[start + len(call.choices) :]  # of replays
 
-    def _measure(self, call: ReplayedCall, replayed: _Replayed, given: Outputs) -> None:
+    def _routed(self, call: ReplayedCall, replayed: Replayed) -> tuple[int, int] | None:
+        """Return how many tokens get the same experts in both whole runs, where the call itself chooses them."""
+        pairs = zip(call.choices, replayed.chosen(call.choices), strict=False)
+        counts = [
+            agreement(mine, theirs, self.examples.valid)
+            for mine, theirs in pairs
+            if mine.call == call.name and is_alike(mine, theirs)
+        ]
+        return min(counts, default=None)
+
+    def _measure(self, call: ReplayedCall, replayed: Replayed, given: Outputs) -> None:
         try:
             pairs = replayed.local(given, call)
         except Exception as fault:  # whatever the other's code raises
@@ -245,30 +307,40 @@ class Replay:
         except Exception as fault:
             call.fault = f"it does not run in another precision: {type(fault).__name__}: {_first_line(fault)}"
             return
-        ends = [theirs for _, theirs in paired(given, replayed.trace.outputs)]
+        ends = replayed.ends(given)
+        call.routed = self._routed(call, replayed)
+        examples = self.examples.without(replayed.rerouted())
+        if examples.valid is not None and not examples.valid.any():
+            call.fault = "rounding routes tokens of all its examples to other experts"
+            return
         for place, (mine, theirs) in enumerate(pairs):
-            size = self.examples.squares(difference(torch.zeros_like(mine), mine))
+            size = examples.squares(difference(torch.zeros_like(mine), mine))
             floor = size * rounding_of(mine.dtype, theirs.dtype) ** 2
             for outputs in floors:
-                floor = floor + self.examples.squares(difference(mine, outputs[place]))
+                floor = floor + examples.squares(difference(mine, outputs[place]))
             numbers = mine.numel() // max(1, int((size > 0).sum(1).gt(0).sum()))
-            errors = OutputErrors(size, self.examples.squares(difference(mine, theirs)), floor, numbers)
-            if place < len(ends) and ends[place].shape == mine.shape:
-                errors.end_to_end = self.examples.squares(difference(mine, ends[place]))
-                self.drift = max(self.drift, relative(errors.end_to_end, size))
+            errors = OutputErrors(size, examples.squares(difference(mine, theirs)), floor, numbers)
+            if place < len(ends) and ends[place][0].shape == ends[place][1].shape:
+                errors.end_to_end = self.examples.squares(difference(*ends[place]))
+                errors.whole = self.examples.squares(difference(torch.zeros_like(mine), ends[place][0]))
+                self.drift = max(self.drift, relative(errors.end_to_end, errors.whole))
             call.errors.append(errors)
 
 
 @dataclass
-class _Replayed:
+class Replayed:
     """One call, replayed in several ways."""
 
     replay: Replay
     name: str
     module: nn.Module
     inputs: CallInputs
-    trace: TracedCall
+    trace: Any
     random_before: Callable[[], None]
+    outputs: Outputs = field(default_factory=dict)  # of the module, on the inputs that both are given
+    choices: list[Sequence[Choice]] = field(default_factory=list)  # of experts, the module's own first, then in replays
+    first_floor: int = 0  # place in these of the first run that tells the floor
+    scales: list[float] = field(default_factory=list)  # by which differences of each of those runs count
 
     def local(self, given: Outputs, call: ReplayedCall) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs beside those of the counterpart on the same inputs.
@@ -276,15 +348,17 @@ class _Replayed:
         Where the two were told things in other forms, such as a mask that is a tensor or none, the counterpart also
         runs by what itself was told; a module is at fault if neither agrees.
         """
+        self.outputs = given
         other = self.replay.others[self.name]
-        device = next((tensor.device for tensor in other.parameters()), None)
-        copied = self.inputs.copied(self.trace.dtypes, self._default, device)
+        device = None if next(other.parameters(), None) is None else device_of(other)
+        copied = self.inputs.copied(self.trace.dtypes, self._default, device).taken_by(other)
         forms = other_forms(dict(self.inputs.beside()), self.trace.told)
         if not forms:
             return paired(given, self._run(other, copied))
         own = paired(given, self._run(other, copied.told(forms, device)))
         try:
-            same = paired(given, self._run(other, self.inputs.copied(self.trace.dtypes, self._default, device)))
+            again = self.inputs.copied(self.trace.dtypes, self._default, device).taken_by(other)
+            same = paired(given, self._run(other, again))
         except Exception:  # it does not take the reference's form
             return own
         squares = self.replay.examples.squares
@@ -293,39 +367,111 @@ class _Replayed:
             call.arguments += [(".".join(map(str, path)), _in_two_forms(self.inputs, path, forms)) for path in forms]
         return own if errors[0] <= errors[1] else same
 
+    def chosen(self, like: Sequence[Choice]) -> Sequence[Choice]:
+        """Return the choices of experts in the other model's whole run; `like` are those of the reference."""
+        return self.trace.choices
+
+    def rerouted(self) -> Tensor | None:
+        """Return the tokens that rounding routes to other experts in some replay; of several routers, all examples."""
+        own, others, floors = self.choices[0], self.choices[1 : self.first_floor], self.choices[self.first_floor :]
+        limits = score_limits(own, floors, self.scales)
+        exact = [choices for choices, scale in zip(floors, self.scales, strict=True) if scale == 1]
+        tokens = [rerouted(own, choices, limits) for choices in others] + [rerouted(own, choices) for choices in exact]
+        found = [one for one in tokens if one is not None]
+        if not found or len({len(one) for one in found}) > 1:
+            return None
+        either, count = torch.stack(found).any(0), self.replay.examples.count
+        if len(own) > 1 and len(either) % count == 0:  # later layers mix the tokens of an example
+            either = either.view(count, -1).any(1, keepdim=True).expand(count, len(either) // count).flatten()
+        return either
+
+    def ends(self, given: Outputs) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs beside those of the counterpart, in the two whole runs."""
+        return paired(given, self.trace.outputs)
+
     def floors(self) -> list[list[Tensor]]:
         """Return the module's own outputs in the precision of its counterpart, where that differs, and one above."""
         own, lowered = self.inputs.dtypes(), self.trace.dtypes
         dtypes = [tensor.dtype for tensor in self.module.parameters() if tensor.dtype in FLOATING]
         is_cast = any(lowered.get(path, self._default) not in (None, dtype) for path, dtype in own.items())
-        runs = []
+        runs, self.first_floor = [], len(self.choices)
         if is_cast or any(
-            self.replay.dtype_of(tensor) != tensor.dtype
-            for tensor in self.module.parameters()
-            if tensor.dtype in FLOATING
+            self.replay.dtype_of(inner, name) != tensor.dtype
+            for inner, name, tensor in floating_parameters(self.module)
         ):
-            with cast_tensors(self.module, self.replay.dtype_of):
-                runs.append(self._run(self.module, self.inputs.copied(lowered, self._default)))
+            runs.append(self._lowered(lowered))
+            self.scales.append(1.0)
         if own or dtypes:
-            above = ABOVE.get(coarser(*own.values(), *dtypes), torch.float64)
-            with cast_tensors(self.module, lambda tensor: above):
-                runs.append(self._run(self.module, self.inputs.copied({}, above)))
+            runs.append(self._above(coarser(*own.values(), *dtypes)))
         return [list(outputs.values()) for outputs in runs]
+
+    def _lowered(self, dtypes: Mapping[KeyPath, torch.dtype]) -> Outputs:
+        """Return the outputs in the types of the counterpart, or all in the coarsest of these if it can't mix them."""
+        try:
+            with cast_tensors(self.module, self.replay.dtype_of):
+                return self._run(self.module, self.inputs.copied(dtypes, self._default))
+        except RuntimeError:  # the counterpart has code of its own that casts between them
+            tensors = (self.replay.dtype_of(inner, name) for inner, name, _ in floating_parameters(self.module))
+            return self._in_one_type(coarser(*dtypes.values(), *tensors))
+
+    def _above(self, own: torch.dtype) -> Outputs:
+        """Return the outputs in a wider type; where there is none, as far off as a coarser type lets expect."""
+        if own in ABOVE:
+            try:
+                outputs = self._in_one_type(ABOVE[own])
+                self.scales.append(1.0)
+                return outputs
+            except RuntimeError:  # some kernels have no float64
+                if own != torch.float32:
+                    raise
+        below = torch.bfloat16 if own == torch.float32 else torch.float32
+        coarse = self._in_one_type(below)
+        scale = torch.finfo(own).eps / torch.finfo(below).eps  # rounding grows with it
+        self.scales.append(scale)
+        mine = self.outputs
+        return {path: mine[path].double() + scale * difference(mine[path], coarse[path]) for path in coarse}
+
+    def _in_one_type(self, dtype: torch.dtype) -> Outputs:
+        with cast_tensors(self.module, lambda *_: dtype):
+            try:
+                return self._run(self.module, self.inputs.copied({}, dtype))
+            except RuntimeError:
+                if dtype == torch.float32:
+                    raise
+            with InsteadOfFloat32(dtype):  # which its code asks for somewhere
+                return self._run(self.module, self.inputs.copied({}, dtype))
 
     @property
     def _default(self) -> torch.dtype | None:
         """The type of tensors whose place the other's call does not have."""
-        tensors = (tensor for tensor in self.module.parameters() if tensor.dtype in FLOATING)
-        return next(iter(self.trace.dtypes.values()), None) or next(map(self.replay.dtype_of, tensors), None)
+        dtypes = (self.replay.dtype_of(inner, name) for inner, name, _ in floating_parameters(self.module))
+        return next(iter(self.trace.dtypes.values()), None) or next(dtypes, None)
 
     def _run(self, module: nn.Module, inputs: CallInputs) -> Outputs:
         self.random_before()
-        return outputs_of(module(*inputs.args, **inputs.kwargs))
+        with attributes_kept(module), Choices() as choices:
+            outputs = outputs_of(module(*inputs.args, **inputs.kwargs))
+        self.choices.append(choices.made)
+        return outputs
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Inside the `with`, a module may set attributes and buffers, such as a table or cache; afterwards all are back."""
+    before = [(table, dict(table)) for inner in module.modules() for table in (vars(inner), inner._buffers)]
+    try:
+        yield
+    finally:
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
 
 
 def relative(error: Tensor, size: Tensor) -> float:
     """Return the relative error of an output from its sums of squares; infinite where only the reference is zero."""
     wrong, whole = float(error.sum()), float(size.sum())
+    if math.isinf(wrong):
+        return math.inf
     return math.sqrt(wrong / whole) if whole else math.inf if wrong else 0.0
 
 

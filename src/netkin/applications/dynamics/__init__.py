@@ -32,13 +32,14 @@ from netkin.identity import Form, described_call, form_difference, form_of, in_w
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
 from netkin.memory import format_bytes
-from netkin.progress import commanded, reported
+from netkin.progress import as_command, with_progress
 from netkin.representations.inputs import device_of
 from netkin.representations.layers import Spec as Layers
 from netkin.representations.shapes import Shape
 from netkin.results import Comparison, Series
 from netkin.results.records import packed
 from netkin.sources.runs import Architecture, TrainingRun, open_run
+from netkin.training.work_plan import Planning, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,7 @@ class DynamicsOptions(ExperimentOptions, total=False):
     memory: float | None
 
 
+@planned
 @takes_options(without="test", declared=DECLARED)
 def dynamics(
     run: Any,
@@ -70,7 +72,7 @@ def dynamics(
     name: str | None = None,
     engine: str | Engine = "local",
     **options: Unpack[DynamicsOptions],
-) -> Series:
+) -> Planning[RunPlan, Series]:
     """Return how each layer of a run came to its final state: every checkpoint against the last one.
 
     All checkpoints are read before the work begins; then each takes one pass. The data and the final model's rows are
@@ -81,9 +83,9 @@ def dynamics(
 
     With `save` the series is written to that file after each step, and the same call continues there, also after the
     process was killed: finished steps lie beside the file, in a folder such as ``run.netkin.job`` (see `netkin.jobs`).
-    A file of another run, other data or other options is refused unless `overwrite`, functions being known by their
-    code. A step whose weights have changed is compared again. A file that can't be written, as on a full disk, ends
-    nothing: an `nk.UnsavedWarning` names it, and the series is returned.
+    A file of another run, other data or other options is refused unless `overwrite`; functions are identified by their
+    source code. A step whose weights have changed is compared again. A file that can't be written, as on a full disk,
+    does not stop the work: an `nk.UnsavedWarning` names it, and the series is returned.
 
     Args:
         run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
@@ -104,7 +106,9 @@ def dynamics(
         {'0': 50, '1': 50, '2': None}
     """
     study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
-    if isinstance(running := _engine(engine), Ray):
+    running = _engine(engine)
+    yield lambda: _plan(study, data, experiment, running)
+    if isinstance(running, Ray):
         apart = ClusterSteps(running, study, data, experiment.examples)
         with experiment.lending():
             return study.series(experiment, apart.call, apart)
@@ -155,43 +159,12 @@ class RunPlan:
         return "\n".join(self.lines)
 
 
-@takes_options(without="test save overwrite partial progress", declared=DECLARED)
-def explain_dynamics(
-    run: Any,
-    data: Any = None,
-    measures: Measures = "svcca",
-    *,
-    model: Architecture | None = None,
-    steps: int | Iterable[int] | None = None,
-    pairs: Any = None,
-    name: str | None = None,
-    engine: str | Engine = "local",
-    **options: Unpack[DynamicsOptions],
-) -> RunPlan:
-    """Return what `dynamics` would do with the same arguments, and what that costs; nothing is compared.
+explain_dynamics = dynamics.explain
 
-    The first and the last checkpoint are read, and a few examples of the first batch are run through each to learn the
-    layers; what a pass would then be refused for, over pairs or memory, is in the plan's `refused`.
 
-    Args:
-        run: a folder, a list of files, or a mapping from steps to files, state dicts or models.
-        data: a loader, a list of batches or one array of inputs; none for measures of weights alone.
-        measures: one measure or several.
-        model: the network that bare weights belong to.
-        steps: the steps to compare, or how many, evenly spread.
-        pairs: as for `dynamics`.
-        name: what the plan calls the run.
-        engine: "local", or "ray" or an `nk.Ray` for a cluster.
-
-    Example:
-        >>> start, end = (nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)) for _ in range(2))
-        >>> plan = explain_dynamics({0: start, 50: end, 100: end}, torch.randn(60, 4), "cka")
-        >>> plan.steps, plan.each.pairs, plan.passes
-        ((0, 50, 100), 9, 3)
-    """
-    study, experiment = _study(open_run(run, model, name=name).only(steps), data, measures, pairs, options)
-    opened, running = study.run, _engine(engine)
-    count, apart = len(opened.steps), None
+def _plan(study: RunStudy, data: Any, experiment: Experiment, running: Local | Ray) -> RunPlan:
+    """Return the plan: the first and the last checkpoint are read, and a few examples are run through each."""
+    opened, count, apart = study.run, len(study.run.steps), None
     if isinstance(running, Ray):
         apart = ClusterSteps(running, study, data, experiment.examples)
     each = study.plan(opened.data(data), experiment.examples) if apart is None else apart.explain()
@@ -202,7 +175,7 @@ def explain_dynamics(
     return RunPlan(opened.name, opened.unit, opened.steps, each, passes, tuple(lines))
 
 
-def _engine(engine: str | Engine) -> Engine:
+def _engine(engine: str | Engine) -> Local | Ray:
     running = named_engine(engine) if engine != "distributed" else None
     if not isinstance(running, (Local, Ray)):
         raise InvalidValue("`dynamics` takes engine='local' or engine='ray', and not 'distributed'.", argument="engine")
@@ -247,7 +220,7 @@ class RunStudy:
         first, last = self.run.steps[0], self.run.steps[-1]
         spec = replace(self.spec, examples=examples, names=(f"{self.run.unit} {first}", f"{self.run.unit} {last}"))
         call = call_of(self.run.at(first), self.run.final, data, spec, Run(device=self.device))
-        return call.explained(self.measures)
+        return call.explain(self.measures)
 
     def call(self, data: Any, examples: int | None) -> str:
         """Return the call as text, for the provenance."""
@@ -263,9 +236,9 @@ class RunStudy:
         if apart is not None:
             self._look_apart(apart, experiment.partial)
         else:  # every checkpoint is read once, so that one that is damaged or differs is named before the work
-            for step in reported(self.run.steps, "reading checkpoints", "files"):
+            for step in with_progress(self.run.steps, "reading checkpoints", "files"):
                 self.identify(step)
-        with commanded(call), experiment.job(Series.kind, self._identity, call) as job:
+        with as_command(call), experiment.job(Series.kind, self._identity, call) as job:
             job.expect(map(self._part, self.weights), f"{self.run.unit}s")
             try:
                 waiting = self._waiting(job)
@@ -304,7 +277,7 @@ class RunStudy:
 
     def _compare_all(self, job: Job, waiting: Sequence[int], call: str) -> None:
         """Compare the steps that are not finished, and write the series after each."""
-        for step in reported(waiting, "comparing", f"{self.run.unit}s"):
+        for step in with_progress(waiting, "comparing", f"{self.run.unit}s"):
             job.check()
             self.done[step] = self.compared(step)
             (values, arrays), form = packed(self.done[step]), Form.from_json(self.forms[step])

@@ -32,7 +32,7 @@ from netkin.applications.dynamics.states import (
 )
 from netkin.errors import ForwardError, InvalidValue, require_at_least
 from netkin.identity import described_call, settings_digest, weights_digest
-from netkin.progress import ProgressOption, reported
+from netkin.progress import ProgressOption, with_progress
 from netkin.representations.inputs import Forward, Transform
 from netkin.representations.layers import Spec, unwrapped
 from netkin.representations.shapes import Shape
@@ -124,7 +124,7 @@ class DynamicsRecorder:
 
     @property
     def progress(self) -> tuple[Progress, ...]:
-        """The news of every probe so far."""
+        """What changed at every probe so far."""
         return tuple(self._progress)
 
     @property
@@ -146,10 +146,10 @@ class DynamicsRecorder:
         """
         if not is_first_process() or not (anyway or self.every is None or step % self.every == 0):
             return None
-        self._refuse_past(step)
+        self._require_later_step(step)
         examples = self._kept_examples()
         states = self._probe.states(examples)
-        self._refuse_other_layers(step, states)
+        self._require_same_layers(step, states)
         count = examples.count or min(len(state.rows) for state in states.values())
         self._moments.append(Moment(step, self.unit, states, count))
         self._progress.append(self._news())
@@ -249,14 +249,14 @@ class DynamicsRecorder:
             raise InvalidValue(f"only the process of rank 0 keeps probes; this is rank {rank()}.")
         return self._examples
 
-    def _refuse_past(self, step: int) -> None:
+    def _require_later_step(self, step: int) -> None:
         if self._moments and step <= self.steps[-1]:
             raise InvalidValue(
                 f"the last probe was taken at {self.unit} {self.steps[-1]}, and {self.unit} {step} is not after it; "
                 f"`recorder.forget(after={step - 1})` goes back."
             )
 
-    def _refuse_other_layers(self, step: int, states: Mapping[str, LayerState]) -> None:
+    def _require_same_layers(self, step: int, states: Mapping[str, LayerState]) -> None:
         before = self._moments[-1].states if self._moments else states
         changed = [name for name in {**before, **states} if (name in before) != (name in states)]
         if changed:
@@ -324,7 +324,7 @@ class Recording:
         if not self.moments:
             raise InvalidValue("no probe has been taken yet; call `recorder.probe(step)` while you train.")
         final, comparisons = self.moments[-1], []
-        for moment in reported(self.moments, "measuring", f"{self.unit}s", progress):
+        for moment in with_progress(self.moments, "measuring", f"{self.unit}s", progress):
             comparisons.append(comparison(moment, final, found, pairs, self.data, self.provenance))
             if moment is not final:
                 moment.clear_cache()

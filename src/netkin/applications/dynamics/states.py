@@ -39,8 +39,6 @@ from netkin.statistics.collector import Key
 from netkin.statistics.linear_algebra import self_product
 from netkin.statistics.rows import RowsSide
 
-SHARDED = ("FullyShardedDataParallel", "FSDPModule")
-
 
 @dataclass(frozen=True)
 class LayerState:
@@ -137,7 +135,7 @@ def _bordered(gram: Tensor, border: Tensor, corner: float) -> Tensor:
     return torch.cat([torch.cat([gram, border], dim=1), last])
 
 
-def refuse_unfit(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
+def require_measure(name: str, unchanged_by: frozenset[str], linear: bool) -> None:
     """Refuse a measure that these states don't suffice for."""
     if not linear:
         raise InvalidValue(
@@ -314,7 +312,6 @@ class Probe:
     @contextmanager
     def _running(self, recorder: Recorder) -> Iterator[None]:
         """Run the model in its own precision, whatever autocast is on around us."""
-        refuse_sharded(self.model)
         with ExitStack() as stack:
             stack.enter_context(inference_mode_of(self.model, exact=True))
             for device in {device_of(self.model).type, "cpu"}:
@@ -333,16 +330,6 @@ def rank() -> int:
     """Return the rank of this process among those that train together."""
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse a model whose weights lie on several processes: one of them alone can't run it."""
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if kinds & set(SHARDED):
-        raise ForwardError(
-            "the model is sharded over several processes (FSDP), and a probe runs in the first one alone; save "
-            "checkpoints and use `nk.dynamics`."
-        )
 
 
 def _is_one_batch(data: Any) -> bool:
@@ -369,7 +356,7 @@ def state_measures(measures: Any) -> list[Measure]:
     """Return the measures requested, each once, if what a recorder keeps is enough for them."""
     found = measures_of(measures)
     for measure in found:
-        refuse_unfit(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
+        require_measure(measure.id, measure.facts.unchanged_by, linear=reads_states(measure))
     return found
 
 

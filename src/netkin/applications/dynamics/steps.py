@@ -41,7 +41,7 @@ from netkin.identity import DataDigest, Form, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure, value_of
 from netkin.memory import format_bytes, free_memory
-from netkin.progress import reported, reporting
+from netkin.progress import reporting, with_progress
 from netkin.representations import batches_of
 from netkin.representations.hooks import leaves
 from netkin.representations.inputs import examples_in, length_if_known
@@ -142,7 +142,7 @@ def between_steps(run: TrainingRun, measures: Sequence[Measure], final: Comparis
         collector = _collected(run, measure, layers)
         if collector is None:
             return None
-        for layer in reported(layers, f"{measure.id} of all {run.unit}s", "layers"):
+        for layer in with_progress(layers, f"{measure.id} of all {run.unit}s", "layers"):
             values, missing = _table(measure, collector, layer, steps)
             name, axes = f"{measure.id} of {layer}", (run.unit, run.unit)
             table = final.tables[measure.id]
@@ -211,7 +211,7 @@ class ClusterSteps:
     def connect(self) -> None:
         """Reach the cluster, and share out its memory."""
         self.cluster = Cluster(self.engine.address)
-        self.cluster.refuse_too_small(self.gpus)
+        self.cluster.require_resources(self.gpus)
         if self.plain["spec"]["memory"] is None and not self.gpus:
             self.plain["spec"]["memory"] = self.cluster.memory()
         self.plain["slots"] = max(1, self.slots // len(self.cluster.nodes))

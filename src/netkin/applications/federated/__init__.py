@@ -33,13 +33,14 @@ from netkin.applications.federated.algorithms import (
 )
 from netkin.applications.federated.ensembles import Ensembles, similar_users_ensemble, user_similarity, with_similarity
 from netkin.applications.federated.local_training import (
+    CountedTraining,
     LocalTraining,
     as_array,
     checked_clients,
     load_state,
     local_recipe,
     public_examples,
-    refuse_misfits,
+    require_fitting_labels,
     state_of,
 )
 from netkin.comparing.spec import declarations, option, take_declared, takes_options
@@ -47,10 +48,11 @@ from netkin.errors import FileError, ForwardError, InvalidValue, require_at_leas
 from netkin.identity import described_call, forms_by_name, function_digest, settings_digest
 from netkin.jobs import Computed, Job, Part
 from netkin.progress import reporting
-from netkin.representations.layers import refuse_uncopyable, unwrapped
+from netkin.representations.layers import require_copyable, unwrapped
 from netkin.results.caveats import Caveat
 from netkin.results.distances import adjusted_rand, user_clusters
 from netkin.results.federation import Federation, RoundRecord
+from netkin.results.labels import plural
 from netkin.results.records import as_record, plain_fields
 from netkin.settings import without_vmap_warnings
 from netkin.sources.batches import LabelledData
@@ -61,10 +63,12 @@ from netkin.training.chance import chance_caveat
 from netkin.training.class_splits import ClientSplit, split_by_classes
 from netkin.training.example_order import Arrays
 from netkin.training.many import require_method
+from netkin.training.work_plan import Planning, Work, WorkPlan, memory_of_training, planned, training_work
 
 __all__ = [
-    "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand", "federate",
-    "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters", "user_similarity",
+    "ALGORITHMS", "SOURCES", "ClientSplit", "ClientUpdate", "Ensembles", "Federation", "adjusted_rand",
+    "explain_federate", "federate", "plan_for", "similar_users_ensemble", "split_by_classes", "user_clusters",
+    "user_similarity",
 ]  # fmt: skip
 
 STANDING, PRETRAINING = "standing", "pretraining"
@@ -97,7 +101,7 @@ class FederatedExperiment(Experiment):
     wire: Wire | None = option(
         None, "a function of a `ClientUpdate` that returns those that arrive at the server, for trials with faults."
     )
-    how: str = option("auto", '"auto", "stacked" or "one by one", as in `nk.train_many`.')
+    method: str = option("auto", '"auto", "stacked" or "one by one", as in `nk.train_many`.')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +112,7 @@ class FederatedExperiment(Experiment):
         require_fraction(self.client_fraction)
         if not 0 <= self.prox < float("inf"):
             raise InvalidValue(f"`prox` must be a number of 0 or more; got {self.prox!r}.", argument="prox")
-        require_method(self.how)
+        require_method(self.method)
         if self.test_every and not self.tests:
             raise InvalidValue("`test_every` needs data to test on; give `test=`.", argument="test_every")
         pretrains = self.plan.algorithm.pretrains or self.plan.coefficients == "pretrained"
@@ -122,7 +126,7 @@ class FederatedExperiment(Experiment):
     @cached_property
     def training(self) -> LocalTraining:
         """What trains the clients; it holds copies of the network on the experiment's device."""
-        return LocalTraining(copy.deepcopy(self.model), self.recipe, self.how)
+        return LocalTraining(copy.deepcopy(self.model), self.recipe, self.method)
 
     @property
     def names(self) -> list[str]:
@@ -138,10 +142,14 @@ class FederatedExperiment(Experiment):
         """Return whether all clients are tested after a round."""
         return bool(self.test_every) and (number % (self.test_every or 1) == 0 or number == self.rounds)
 
-    def work(self, base: StateDict, names: Sequence[str], number: int) -> RoundWork:
+    def work(
+        self, base: StateDict, names: Sequence[str], number: int, training: CountedTraining | None = None
+    ) -> RoundWork:
         """Return the work of some clients in a round."""
         clients = [(name, self.clients[name]) for name in names]
-        return RoundWork(self.training, self.plan, base, clients, number, self.seed, self.prox, self.head_epochs)
+        return RoundWork(
+            training or self.training, self.plan, base, clients, number, self.seed, self.prox, self.head_epochs
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -168,6 +176,7 @@ class FederatedExperiment(Experiment):
 DECLARED = declarations(FederatedExperiment)
 
 
+@planned
 @by_name(models="model")
 @takes_options("examples transform forward partial", DECLARED)
 def federate(
@@ -180,8 +189,8 @@ def federate(
     head: str | None = None,
     recipe: Recipe | None = None,
     **settings: Any,
-) -> Federation:
-    """Let clients train a network together, each on its own data, and return what became of them.
+) -> Planning[WorkPlan, Federation]:
+    """Let clients train a network together, each on its own data; return their accuracies, networks and rounds.
 
     In each round some clients receive what is shared, train, and send it back; the server takes the mean, weighted by
     numbers of examples. The model itself is left alone. Clients train at once, stacked where that is faster; the
@@ -213,7 +222,7 @@ def federate(
         (10, 2)
     """
     model = unwrapped(model)
-    refuse_uncopyable(model)
+    require_copyable(model)
     options = take_declared(settings, DECLARED)
     train_data, tests = checked_clients(clients, test)
     experiment = FederatedExperiment(
@@ -224,12 +233,55 @@ def federate(
         "nk.federate", model=model, algorithm=algorithm, coefficients=coefficients, rounds=experiment.rounds,
         client_fraction=experiment.client_fraction, finetune=experiment.finetune or None, seed=experiment.seed,
     )  # fmt: skip
+    yield lambda: _work_plan(experiment)
     with experiment.lending(model), without_vmap_warnings():
-        refuse_misfits(model, train_data, tests)
+        require_fitting_labels(model, train_data, tests)
         with experiment.job(Federation.kind, lambda: experiment.identity, call) as job:
             federation = _federated(experiment, job, call)
             job.save(lambda: federation)
     return federation
+
+
+explain_federate = federate.explain
+
+
+def _work_plan(experiment: FederatedExperiment) -> WorkPlan:
+    with experiment.lending(experiment.model):
+        require_fitting_labels(experiment.model, experiment.clients, experiment.tests)
+    plan, base, work = experiment.plan, state_of(experiment.model), list[Work]()
+    state, tests, most = _beginning(experiment, base), int(bool(experiment.tests)), 0
+    if experiment.public is not None:
+        recipe = experiment.recipe.but(epochs=experiment.pretrain_epochs, steps=None)
+        work.append(training_work("pretraining", Arrays(experiment.public, recipe, 0), recipe))
+    rounds = CountedTraining(experiment.recipe)
+    for number in range(1, experiment.rounds + 1):
+        names = sampled(experiment.names, experiment.client_fraction, experiment.seed, number)
+        most = max(most, len(names))
+        kept = [state.kept[experiment.names.index(name)] for name in names]
+        plan.algorithm.local(state.shared, kept, experiment.work(base, names, number, rounds))
+        tests += experiment.is_tested(number)
+    work.append(_together(f"{plural(experiment.rounds, 'round')} of {plural(most, 'client')}", rounds))
+    if experiment.finetune:
+        tuning = CountedTraining(experiment.recipe)
+        starts = [state.of_client(place) for place in range(len(experiment.names))]
+        last = experiment.work(base, experiment.names, experiment.rounds + 1, tuning)
+        last.train(starts, plan.personal_at_last, epochs=experiment.finetune)
+        work.append(_together("fine-tuning", tuning))
+    if experiment.tests:
+        count = sum(len(labels) for _, labels in experiment.tests.values())
+        work.append(Work(f"testing all clients {plural(tests, 'time')}", tests * count))
+    size = sum(weight.nbytes for weight in base.values())
+    memory = {
+        "weights that clients keep": len(experiment.names) * sum(base[name].nbytes for name in plan.kept),
+        "copies of the network": most * size,
+        **memory_of_training(experiment.model, experiment.recipe, copies=most),
+    }
+    numbers = sum(base[name].numel() for name in plan.travelling)
+    return WorkPlan(tuple(work), memory, (f"each client of a round sends {plural(numbers, 'number')}",))
+
+
+def _together(what: str, counted: CountedTraining) -> Work:
+    return Work(what, sum(one.examples or 0 for one in counted.work), sum(one.steps or 0 for one in counted.work))
 
 
 def _digest(data: Mapping[str, LabelledData | None], recipe: Recipe) -> str:
@@ -303,7 +355,7 @@ def rounds_of(experiment: FederatedExperiment, state: FederationState) -> Iterat
         if plan.travelling:
             counted, lost = _exchange(experiment, state, working, number)
             faults |= lost
-        _refuse_nobody(experiment, state, asked, work)
+        _require_any_client(experiment, state, asked, work)
         loss = mean_loss([work.losses[asked.index(name)] for name in counted])
         accuracies = _accuracies(experiment, state)[0] if experiment.is_tested(number) else {}
         state.records.append(RoundRecord(number, tuple(asked), tuple(counted), faults, loss, accuracies))
@@ -325,7 +377,7 @@ def _exchange(
     return [update.client for update in good], faults
 
 
-def _refuse_nobody(
+def _require_any_client(
     experiment: FederatedExperiment, state: FederationState, asked: Sequence[str], work: RoundWork
 ) -> None:
     """Refuse to go on where no client has ever worked: that is no client's fault."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from netkin.applications.federated.local_training import LocalTraining
+from netkin.applications.federated.local_training import CountedTraining, LocalTraining
 from netkin.errors import InvalidValue, UnknownName, did_you_mean, require_listed
 from netkin.representations.filters import atom_layers
 from netkin.representations.layers import modules
@@ -169,7 +169,8 @@ def plan_for(
         )
     if coefficients == "federated" and not found.shares:
         raise InvalidValue(
-            f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones."
+            f"with {algorithm!r} no coefficients are trained together; take 'fixed', 'pretrained' or 'evolving' ones.",
+            argument="coefficients",
         )
     if "head" not in found.shares and "head" not in parts.values() and found.shares:
         head_of(model, head)
@@ -215,11 +216,15 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
     known = modules(model)
     if head is not None:
         if head not in known or not head:
-            raise UnknownName(f"the model has no layer {head!r} to be its head{did_you_mean(head, known) or '.'}")
+            raise UnknownName(
+                f"the model has no layer {head!r} to be its head{did_you_mean(head, known) or '.'}", argument="head"
+            )
         return head
     linear = [name for name, module in known.items() if isinstance(module, nn.Linear) and name]
     if not linear:
-        raise InvalidValue("the model has no `nn.Linear` that could be its head; name a layer by `head=`.")
+        raise InvalidValue(
+            "the model has no `nn.Linear` that could be its head; name a layer by `head=`.", argument="head"
+        )
     return linear[-1]
 
 
@@ -227,7 +232,7 @@ def head_of(model: nn.Module, head: str | None = None) -> str:
 class RoundWork:
     """The training of one round's clients; `failed` holds the reasons where there is no result."""
 
-    training: LocalTraining
+    training: LocalTraining | CountedTraining
     plan: FederatedPlan
     base: StateDict
     clients: Sequence[tuple[str, LabelledData]]
@@ -286,7 +291,7 @@ def read_updates(came: Any) -> list[ClientUpdate]:
 
 
 def require_fraction(fraction: Any) -> None:
-    """Refuse a fraction of the clients for each round that is none."""
+    """Refuse a share of the clients that is not above 0 and at most 1."""
     if not 0 < fraction <= 1:
         sentence = f"`client_fraction` is a share of the clients, above 0 and at most 1; got {fraction!r}."
         raise InvalidValue(sentence, argument="client_fraction")

@@ -24,7 +24,7 @@ from netkin.comparing.spec import take_declared, takes_options
 from netkin.errors import ForwardError, InvalidValue, NoValue, UnknownName, require_at_least, require_listed
 from netkin.identity import with_call
 from netkin.measures.registry import find
-from netkin.progress import ProgressOption, reported
+from netkin.progress import ProgressOption, with_progress
 from netkin.representations.layers import unwrapped
 from netkin.results import Comparison
 from netkin.results.federation import Federation
@@ -38,7 +38,7 @@ from netkin.training.recipe import recipe_of
 
 CHOICES = ("similar", "random", "dissimilar")
 ClientMember = tuple[str, str]  # a client, and a member of its ensemble
-USUAL = Recipe(epochs=100, rate=0.01, batch=32)  # section A.2: 100 epochs
+USUAL = Recipe(epochs=100, lr=0.01, batch=32)  # section A.2: 100 epochs
 
 
 @with_call
@@ -71,12 +71,14 @@ def user_similarity(
         return atom_similarity(_atoms_of_clients(federation), measures, gauge=gauge, progress=progress)
     if like is None:
         raise InvalidValue(
-            f"{measures!r} compares the clients' networks; give `like=`, the network that was federated."
+            f"{measures!r} compares the clients' networks; give `like=`, the network that was federated.",
+            argument="like",
         )
     if not find(measures).facts.symmetric:
         raise InvalidValue(
             f"{measures!r} gives each direction a value of its own, and clients are compared by one number for each "
-            "pair; take 'cka'."
+            "pair; take 'cka'.",
+            argument="measures",
         )
     models = {name: federation.model(name, like).eval() for name in federation.clients}
     return compare_many(models, data, measures, pairs="corresponding", progress=progress).summaries()
@@ -147,8 +149,8 @@ class Ensembles(FrozenRecord):
     def __str__(self) -> str:
         alone, together = (np.mean(list(part.values())) for part in (self.alone, self.together))
         most = max((len(one) - 1 for one in self.members.values()), default=0)
-        how = f"{most} {self.chosen} clients" + f" by {self.measure}" * (self.chosen != "random")
-        return f"ensembles with {how}: mean accuracy {together:.4f}, alone {alone:.4f}\nleaks: {self.leaks}"
+        method = f"{most} {self.chosen} clients" + f" by {self.measure}" * (self.chosen != "random")
+        return f"ensembles with {method}: mean accuracy {together:.4f}, alone {alone:.4f}\nleaks: {self.leaks}"
 
 
 @takes_options("test examples transform forward save overwrite partial", DECLARED)
@@ -163,7 +165,7 @@ def similar_users_ensemble(
     choose: str = "similar",
     head: str | None = None,
     recipe: Recipe | None = None,
-    how: str = "auto",
+    method: str = "auto",
     **settings: Any,
 ) -> Ensembles:
     """Return how well each client does with an ensemble of its network and those of the most similar clients.
@@ -181,14 +183,14 @@ def similar_users_ensemble(
         choose: "similar" clients, or as controls "random" or the most "dissimilar" ones.
         head: the layer that is tuned, the last of the network; by default the last `nn.Linear`.
         recipe: how heads are tuned; 100 epochs at a rate of 0.01 if not given.
-        how: as in `nk.train_many`.
+        method: as in `nk.train_many`.
         **settings: settings of the recipe.
     """
-    require_method(how)
+    require_method(method)
     like = unwrapped(like)
     experiment = Experiment(models={"like": like}, **take_declared(settings, DECLARED))
     train, tests = checked_clients(clients, test)
-    _refuse_others(federation, train, tests, members, choose)
+    _require_same_clients(federation, train, tests, members, choose)
     alike = similarity or federation.similarity
     if alike is None and members and choose != "random":
         alike = user_similarity(federation)
@@ -196,7 +198,7 @@ def similar_users_ensemble(
     layer = head_of(like, head)
     tuned = recipe_of(recipe or USUAL, settings)
     with experiment.lending(like):
-        found = _accuracies(federation, like, layer, train, tests, chosen, tuned, how, experiment.seed)
+        found = _accuracies(federation, like, layer, train, tests, chosen, tuned, method, experiment.seed)
     alone, together = ({name: pair[k] for name, pair in found.items()} for k in (0, 1))
     numbers = members * sum(one[0].size for one in federation.personal.values())
     leaks = "Each client's personal weights go to every client whose ensemble it joins, which can run its network."
@@ -211,7 +213,7 @@ def similar_users_ensemble(
     )
 
 
-def _refuse_others(
+def _require_same_clients(
     federation: Federation,
     train: Mapping[str, LabelledData],
     tests: Mapping[str, LabelledData],
@@ -224,7 +226,7 @@ def _refuse_others(
     require_at_least(0, len(federation.clients) - 1, members=members)
     require_listed("choice of members", choose, CHOICES, "choose")
     if not tests:
-        raise InvalidValue("ensembles are judged on the clients' test data; give `test`.")
+        raise InvalidValue("ensembles are judged on the clients' test data; give `test`.", argument="test")
 
 
 def _chosen(
@@ -247,7 +249,7 @@ def _chosen(
 
 def _accuracies(
     federation: Federation, like: nn.Module, layer: str, train: Mapping[str, LabelledData],
-    tests: Mapping[str, LabelledData], chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, how: str, seed: int,
+    tests: Mapping[str, LabelledData], chosen: Mapping[str, tuple[str, ...]], recipe: Recipe, method: str, seed: int,
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Return for each client with test data its accuracy alone and in its ensemble; each network is made once."""
     pairs = [(name, member) for name in tests for member in chosen[name]]
@@ -256,14 +258,14 @@ def _accuracies(
         dict[ClientMember, LabelledData](),
         dict[ClientMember, Tensor](),
     )
-    for member in reported(list(dict.fromkeys(member for _, member in pairs)), "running networks", "networks"):
+    for member in with_progress(list(dict.fromkeys(member for _, member in pairs)), "running networks", "networks"):
         network = federation.model(member, like)
         for pair in (pair for pair in pairs if pair[1] == member):
             inputs, labels = train[pair[0]]
             starts[pair] = state_of(network.get_submodule(layer))
             features[pair] = before_head(network, layer, inputs), labels
             seen[pair] = before_head(network, layer, tests[pair[0]][0])
-    training, seeds = LocalTraining(like.get_submodule(layer), recipe, how), [mixed(seed, *p, "head") for p in pairs]
+    training, seeds = LocalTraining(like.get_submodule(layer), recipe, method), [mixed(seed, *p, "head") for p in pairs]
     found = training.train([starts[p] for p in pairs], [features[p] for p in pairs], seeds, list(starts[pairs[0]]))
     tuned = dict[ClientMember, StateDict]()
     for pair, outcome in zip(pairs, found, strict=True):

@@ -24,14 +24,15 @@ from netkin.sources.batches import LabelledData
 from netkin.sources.weights import StateDict
 from netkin.training import Recipe
 from netkin.training.class_splits import as_examples
-from netkin.training.example_order import placed
+from netkin.training.example_order import Arrays, placed
 from netkin.training.loop import default_loss
 from netkin.training.many import Trainings, UnfitMethod
 from netkin.training.recipe import recipe_of
+from netkin.training.work_plan import Work, training_work
 
 Client = tuple[StateDict, LabelledData, int]  # the weights it begins with, its examples, its seed
 Trained = tuple[StateDict, bool, float]  # weights, whether they are finite, and the last loss
-USUAL = Recipe(epochs=1, rate=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
+USUAL = Recipe(epochs=1, lr=0.01, momentum=0.9, batch=32)  # rate and momentum of section A.2
 HELD = 4  # stacked networks that are held at a time, for the phases of a round
 
 
@@ -148,6 +149,23 @@ class LocalTraining:
         return list(zip(states, finite, (history[-1]["loss"] for history in histories), strict=True))
 
 
+class CountedTraining:
+    """Stands for `LocalTraining` where a plan is made: it trains nothing, and notes what the training would be."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.work = recipe, list[Work]()
+
+    def train(
+        self, starts: Sequence[StateDict], data: Sequence[LabelledData], seeds: Sequence[int], only: Sequence[str],
+        *, epochs: int | None = None, **options: Any,
+    ) -> list[tuple[StateDict, float] | str]:  # fmt: skip
+        """Note the training of each client, and return the weights with which it begins."""
+        recipe = self.recipe if epochs is None else self.recipe.but(epochs=epochs, steps=None)
+        if only:
+            self.work += [training_work("training", Arrays(own, recipe, 0), recipe) for own in data]
+        return [(start, float("nan")) for start in starts]
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     """What is trained in a phase of a round: the names of the weights, and weights that they are pulled to."""
@@ -233,12 +251,15 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
     """
     train = {name: as_examples(own, f"client {name!r}") for name, own in _named(clients).items()}
     if not train:
-        raise InvalidValue("a federation needs clients; give a mapping from names to `(inputs, labels)`.")
+        raise InvalidValue(
+            "a federation needs clients; give a mapping from names to `(inputs, labels)`.", argument="clients"
+        )
     empty = [name for name, (_, labels) in train.items() if not len(labels)]
     if empty:
         raise InvalidValue(
             f"{len(empty)} of {len(train)} clients have no examples to train on: {_listed(empty)}; leave them out, or "
-            "use fewer clients."
+            "use fewer clients.",
+            argument="clients",
         )
     if test is None:
         return train, {}
@@ -257,7 +278,7 @@ def checked_clients(clients: Any, test: Any) -> tuple[dict[str, LabelledData], d
 
 
 def public_examples(public: Any) -> LabelledData:
-    """Return the examples of `public` for pretraining; none are refused."""
+    """Return the examples of `public` for pretraining; refuse data without examples."""
     if public is None:
         raise InvalidValue(
             "pretraining needs data that no client owns; give `public=(inputs, labels)`.", argument="public"
@@ -277,7 +298,8 @@ def _named(clients: Any) -> dict[str, Any]:
     if isinstance(clients, Sequence) and not isinstance(clients, (str, bytes, tuple)):
         return {str(number): own for number, own in enumerate(clients)}
     raise InvalidValue(
-        f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}."
+        f"clients are a mapping from names to `(inputs, labels)`, or a list of these; got {type(clients).__name__}.",
+        argument="clients",
     )
 
 
@@ -287,7 +309,9 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 @torch.no_grad()
-def refuse_misfits(model: nn.Module, clients: Mapping[str, LabelledData], tests: Mapping[str, LabelledData]) -> None:
+def require_fitting_labels(
+    model: nn.Module, clients: Mapping[str, LabelledData], tests: Mapping[str, LabelledData]
+) -> None:
     """Refuse labels beyond the network's outputs, which on a GPU would end the process."""
     shapes = Counter(tuple(inputs.shape[1:]) for inputs, _ in clients.values())
     common, _ = shapes.most_common(1)[0]

@@ -96,8 +96,8 @@ class FreezeTraining:
         shape: Shape = None,
         forward: Forward | None = None,
     ):
-        _refuse_wrapper(model)
-        _refuse_optimizer(optimizer)
+        _require_unused_allowed(model)
+        _require_gradient_steps(optimizer)
         self.model = inner_model(model)
         self.steps, self.done, self._frozen = steps, 0, 0
         by_name = isinstance(schedule, Mapping) and layers is None
@@ -112,7 +112,7 @@ class FreezeTraining:
         # by which a saved training knows it
         self.settings = {"schedule": schedule, "steps": steps, "layers": self._groups.names, **options}
         self._schedule = self._scheduled(schedule, similarity)
-        self._refuse_shared()
+        self._require_own_parameters()
         self._held, self._closed = Frozen(), False
         self._first_step: FirstStep | None = None
         self._freeze(self._schedule.frozen(0, 0))  # which may run the model, and so crash: before there are hooks
@@ -155,9 +155,9 @@ class FreezeTraining:
         if self._closed:
             raise InvalidValue("the model was given back; make a new `FreezeTraining` to go on.")
         if done < self.done:
-            raise InvalidValue(f"{self.done} steps are done already; got {done}.")
+            raise InvalidValue(f"{self.done} steps are done already; got {done}.", argument="steps")
         if self._first_step is not None and self._first_step.has_seen:
-            self._settle(self._first_step)
+            self._finish_first_step(self._first_step)
         self.done = done
         before = self._frozen
         self._freeze(self._schedule.frozen(done, before))
@@ -171,7 +171,7 @@ class FreezeTraining:
         """Give the model back: gradients and modes as they were found, and no hooks."""
         self._closed = True
         self._stop_looking()
-        self._held.release()
+        self._held.unfreeze()
 
     def __enter__(self) -> FreezeTraining:
         return self
@@ -203,7 +203,7 @@ class FreezeTraining:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: its schedule takes the place of the one given here."""
-        self._refuse_state(state)
+        self._require_state(state)
         self._closed = False
         self._groups.reorder(state["order"])
         self._schedule.load(state["schedule"])
@@ -215,13 +215,16 @@ class FreezeTraining:
     def _scheduled(self, schedule: Any, similarity: dict[str, Any]) -> Schedule:
         if not isinstance(schedule, (str, Mapping)):
             raise InvalidValue(
-                f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}."
+                f"a schedule is 'linear', 'similarity' or fractions by name; got a {type(schedule).__name__}.",
+                argument="schedule",
             )
         if schedule == "similarity":
             return self._settling(similarity)
         if not isinstance(schedule, Mapping) and schedule != "linear":
             near = did_you_mean(schedule, SCHEDULES) or ";"
-            raise UnknownName(f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.")
+            raise UnknownName(
+                f"no schedule {schedule!r}{near} give 'linear', 'similarity' or fractions by name.", argument="schedule"
+            )
         self.steps = steps = _whole(self.steps)  # all those that the optimizer will take
         if isinstance(schedule, Mapping):
             return fractions(self.groups, schedule, steps)
@@ -230,7 +233,8 @@ class FreezeTraining:
     def _settling(self, options: dict[str, Any]) -> Settling:
         if options["probe"] is None:
             raise InvalidValue(
-                "'similarity' needs `probe=`, some examples on which groups are compared with their past."
+                "'similarity' needs `probe=`, some examples on which groups are compared with their past.",
+                argument="probe",
             )
         if options["every"] is None or self.steps is not None:
             self.steps = _whole(self.steps)
@@ -238,11 +242,11 @@ class FreezeTraining:
         require_at_least(1, **{name: options[name] for name in ("every", "patience", "past", "examples")})
         return Settling(self.model, self.groups, **options)
 
-    def _settle(self, first_step: FirstStep) -> None:
+    def _finish_first_step(self, first_step: FirstStep) -> None:
         """Let what the first training step has shown decide what goes with which group."""
         self._first_step = None
-        first_step.settle()
-        self._refuse_shared()
+        first_step.finish()
+        self._require_own_parameters()
         self._freeze_afresh(self._frozen)
 
     def _stop_looking(self) -> None:
@@ -251,7 +255,7 @@ class FreezeTraining:
             self._first_step = None
 
     def _freeze_afresh(self, count: int) -> None:
-        self._held.release()
+        self._held.unfreeze()
         self._frozen = 0
         self._freeze(count)
 
@@ -261,7 +265,7 @@ class FreezeTraining:
             self._held.keep(self._groups.with_buffers(number))
         self._frozen = max(self._frozen, count)
 
-    def _refuse_shared(self) -> None:
+    def _require_own_parameters(self) -> None:
         for owners in self._groups.owners().values():
             if len({self._schedule.when(owner) for owner in owners.values()}) > 1:
                 first, second = list(owners)[:2]
@@ -270,7 +274,7 @@ class FreezeTraining:
                     "untie them, or freeze neither."
                 )
 
-    def _refuse_state(self, state: Mapping[str, Any]) -> None:
+    def _require_state(self, state: Mapping[str, Any]) -> None:
         absent = [name for name in self.state_dict() if name not in state]
         if absent:
             raise InvalidValue(
@@ -288,7 +292,7 @@ class FreezeTraining:
 
 
 class Frozen:
-    """Parameters that get no gradients, norms that stay in evaluation mode, and buffers that are kept, until `release`.
+    """Parameters without gradients, norms that stay in evaluation mode, and buffers that are kept, until `unfreeze`.
 
     An optimizer passes over parameters without a gradient: it neither moves them nor updates what it keeps for them.
     """
@@ -315,14 +319,14 @@ class Frozen:
             if id(module) not in self._kept:
                 self._kept[id(module)] = _KeptBuffers(module)
 
-    def release(self) -> None:
+    def unfreeze(self) -> None:
         """Give parameters their flags back, norms the mode that was requested last, and take the hooks off."""
         for parameter, flag in self._parameters.values():
             parameter.requires_grad_(flag)
         for norm, train in self._norms.values():
             _moving(norm, train)
         for kept in self._kept.values():
-            kept.release()
+            kept.unfreeze()
         self._parameters.clear()
         self._norms.clear()
         self._kept.clear()
@@ -357,7 +361,7 @@ class _KeptBuffers:
                 if name in before and not (tensor is not None and before[name].holds(tensor)):
                     owner._buffers[name] = before[name].put_back()
 
-    def release(self) -> None:
+    def unfreeze(self) -> None:
         """Take the hooks off."""
         for handle in self.handles:
             handle.remove()
@@ -419,7 +423,7 @@ def _whole(steps: int | None) -> int:
     return int(steps)  # of NumPy, perhaps
 
 
-def _refuse_wrapper(model: nn.Module) -> None:
+def _require_unused_allowed(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel) and (model.static_graph or not model.find_unused_parameters):
         raise InvalidValue(
             "`DistributedDataParallel` waits for the gradients of all parameters it was made with; wrap the model with "
@@ -427,7 +431,7 @@ def _refuse_wrapper(model: nn.Module) -> None:
         )
 
 
-def _refuse_optimizer(optimizer: Any) -> None:
+def _require_gradient_steps(optimizer: Any) -> None:
     for one in [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or []):
         if isinstance(one, torch.optim.LBFGS):
             raise InvalidValue("`LBFGS` moves parameters without gradients, too; choose another optimizer.")

@@ -54,7 +54,7 @@ class LayerGroups:
     """
 
     def __init__(self, model: nn.Module, spec: Spec = None):
-        _refuse_scripted(model)
+        _require_hookable(model)
         self.names = tuple(find_groups(model) if spec is None else named_groups(model, spec))
         self.modules = _with_parametrizations(modules(model), self.names)
         self.order = _with_names_in_order(list(_pieces(self.modules, self.names, "")), self.names)
@@ -147,14 +147,16 @@ def named_groups(model: nn.Module, spec: Spec) -> list[str]:
     names = choose(model, spec)
     for name in names:
         if split_call(name)[1] is not None:
-            raise InvalidValue(f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.")
+            raise InvalidValue(
+                f"{name!r} is one call of a layer, and its weights serve all calls; name the layer.", argument="layers"
+            )
         inside = next((other for other in names if other != name and _is_inside(other, name)), None)
         if inside is not None:
-            raise InvalidValue(f"group {inside!r} lies inside group {name!r}; name one of the two.")
+            raise InvalidValue(f"group {inside!r} lies inside group {name!r}; name one of the two.", argument="layers")
     return names
 
 
-def _refuse_scripted(model: nn.Module) -> None:
+def _require_hookable(model: nn.Module) -> None:
     for name, module in modules(model).items():
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidValue(
@@ -235,7 +237,7 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 
 class FirstStep:
-    """Hooks that note, until `settle`, in which order a model's pieces run and on what each group depends.
+    """Hooks that note, until `finish`, in which order a model's pieces run and on what each group depends.
 
     On what a group depends is read from the autograd graph of what goes into it: all parameters found there run before
     it. Compiled modules are not visible in it; then the order of registration is used.
@@ -264,7 +266,7 @@ class FirstStep:
             handle.remove()
         self._visited.clear()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Put the pieces in the order in which they ran, or refuse groups that did not run one after another."""
         self.close()
         names = self.groups.names
@@ -275,7 +277,7 @@ class FirstStep:
         if ran != list(names):
             raise ForwardError(f"the groups run in another order than they are frozen in; pass `layers={ran}`.")
         self.groups.reorder(self._order())
-        self._refuse_live_before_frozen()
+        self._require_frozen_first()
 
     def _called(self, piece: str, module: nn.Module, inputs: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
@@ -320,7 +322,7 @@ class FirstStep:
             order.append(piece)
         return order + [piece for piece in self.groups.order if piece not in order]
 
-    def _refuse_live_before_frozen(self) -> None:
+    def _require_frozen_first(self) -> None:
         owners = self.groups.owners()
         for number, group in enumerate(self.groups.names):
             for tensor in self.before[group]:

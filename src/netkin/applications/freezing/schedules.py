@@ -87,14 +87,20 @@ def fractions(names: Sequence[str], given: Mapping[str, Any], steps: int) -> Fre
     for name, fraction in given.items():
         if name not in names:
             known = ", ".join(map(repr, names))
-            raise UnknownName(f"no group named {name!r}{did_you_mean(name, names) or ';'} the groups are {known}.")
+            raise UnknownName(
+                f"no group named {name!r}{did_you_mean(name, names) or ';'} the groups are {known}.",
+                argument="schedule",
+            )
         if not isinstance(fraction, Real) or not 0 <= float(fraction) <= 1:
-            raise InvalidValue(f"a fraction of the training lies between 0 and 1; got {fraction!r} for {name!r}.")
+            raise InvalidValue(
+                f"a fraction of the training lies between 0 and 1; got {fraction!r} for {name!r}.", argument="schedule"
+            )
     for before, after in pairwise(names):
         if given.get(after, 1) < given.get(before, 1):
             raise InvalidValue(
                 f"group {after!r} would be frozen at {given[after]} of the training while {before!r}, which runs "
-                f"before it, is trained until {given.get(before, 1)}; freeze groups in the order in which they run."
+                f"before it, is trained until {given.get(before, 1)}; freeze groups in the order in which they run.",
+                argument="schedule",
             )
     # rounded first: 0.1 · 30 is a little more than 3
     return FreezePlan("fractions", {name: math.ceil(round(given.get(name, 1) * steps, 6)) for name in names}, steps)
@@ -187,7 +193,7 @@ class Settling:
         pair = self.measure.pair(now, then)
         few = getattr(pair, "few_examples", None) if self.measure.facts.whitens else None
         if few:
-            raise InvalidValue(f"the probe is too small for group {name!r}: {few}")
+            raise InvalidValue(f"the probe is too small for group {name!r}: {few}", argument="probe")
         return value_of(self.measure, pair)
 
 
@@ -196,10 +202,14 @@ def _similarity(spec: Any, threshold: float) -> Measure:
     low, high = found.facts.bounds
     if not found.facts.higher_is_closer:
         raise InvalidValue(
-            f"{found.id!r} is a distance, which falls as groups settle; choose a similarity such as 'cka'."
+            f"{found.id!r} is a distance, which falls as groups settle; choose a similarity such as 'cka'.",
+            argument="measures",
         )
     if not low <= threshold <= high:
-        raise InvalidValue(f"{found.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.")
+        raise InvalidValue(
+            f"{found.id} lies between {low:g} and {high:g}; a threshold of {threshold:g} does not.",
+            argument="threshold",
+        )
     return found
 
 

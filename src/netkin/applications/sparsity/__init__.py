@@ -11,7 +11,7 @@ from netkin.applications.sparsity.masks import (
 )
 from netkin.applications.sparsity.sparse_training import DynamicMasks, Ticket, Tickets, lottery_tickets
 from netkin.applications.sparsity.sparsify import sparsify
-from netkin.applications.sparsity.sparsity_study import sparsity_study
+from netkin.applications.sparsity.sparsity_study import explain_sparsity_study, sparsity_study
 from netkin.applications.sparsity.tokens import SparseTokens, TokenCosts, TokenLosses, sparsify_tokens, token_costs
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "TokenLosses",
     "bake_masks",
     "epsilon_sparsity",
+    "explain_sparsity_study",
     "lottery_tickets",
     "masks_of",
     "prunable_layers",

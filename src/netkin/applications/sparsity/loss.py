@@ -80,7 +80,7 @@ class CKASparsityLoss(Hook):
         variant: str = "stage",
         estimator: str = "biased",
     ):
-        _refuse_settings(beta, samples, every, variant, estimator)
+        _require_settings(beta, samples, every, variant, estimator)
         self.model, self.beta, self.every = unwrapped(model), float(beta), int(every)
         self.samples = None if samples is None else int(samples)
         self.variant, self.estimator, self.automatic = variant, estimator, stages is None
@@ -174,13 +174,13 @@ class CKASparsityLoss(Hook):
         if not self._counts or not (self._waits or torch.is_grad_enabled()):
             return  # also where a layer runs for itself after the pass, as in a validation
         tensor = main_tensor(output, name)
-        self._refuse_few(name, tensor)
+        self._require_enough_examples(name, tensor)
         if self._due:
             kept = self._kept(tensor if self.samples is None else tensor[: self.samples])
             if self._waits:  # not when checkpointing runs the layer again, which must yet compute the same
                 self._seen.setdefault(name, []).append(Seen(name, tuple(tensor.shape[1:]), kept))
 
-    def _refuse_few(self, name: str, output: Tensor) -> None:
+    def _require_enough_examples(self, name: str, output: Tensor) -> None:
         count = len(output) if output.ndim else 0
         if self.samples is not None and count < self.samples:
             raise ShapeError(
@@ -215,9 +215,12 @@ class CKASparsityLoss(Hook):
             return [[one.kept for stage in seen for one in stage]]
         groups = [group for stage in seen for group in _by_shape(stage, self.automatic)]
         if not groups:
-            raise ShapeError("no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.")
+            raise ShapeError(
+                "no two layers of a stage have outputs of one shape; name `stages`, or take 'augmented'.",
+                argument="stages",
+            )
         if self.variant == "cca":
-            _refuse_few_rows(groups)
+            _require_more_rows_than_features(groups)
         return [[one.kept for one in group] for group in groups]
 
     def _similarity(self, groups: list[list[Tensor]]) -> Tensor:
@@ -278,7 +281,7 @@ def _by_shape(stage: list[Seen], automatic: bool) -> list[list[Seen]]:
     return list(groups.values())
 
 
-def _refuse_few_rows(groups: list[list[Seen]]) -> None:
+def _require_more_rows_than_features(groups: list[list[Seen]]) -> None:
     for layer, _, rows in (one for group in groups for one in group):
         if len(rows) - 1 <= rows.shape[1]:
             raise ShapeError(
@@ -304,7 +307,7 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
             found = [[name for stage in found for name in stage]]
         kept = [stage for stage in found if len(stage) > 1]
         if not kept:
-            raise InvalidValue("the model has no stage of two layers or more; name its `stages`.")
+            raise InvalidValue("the model has no stage of two layers or more; name its `stages`.", argument="stages")
         return kept
     listed = [wanted] if isinstance(wanted, str) else list(wanted)
     found = [_layers_of(model, one) for one in listed]
@@ -314,7 +317,8 @@ def _chosen(model: nn.Module, wanted: Any, variant: str) -> list[list[str]]:
         if len(stage) < 2:
             raise InvalidValue(
                 f"a stage needs two layers or more; {one!r} has {len(stage)}: {', '.join(stage)}. Layers of one stage "
-                "are named in a list of their own, as [['layer1.0', 'layer1.1']]."
+                "are named in a list of their own, as [['layer1.0', 'layer1.1']].",
+                argument="stages",
             )
     if not found or not found[0]:
         raise InvalidValue("`stages` is empty; leave it out to have them chosen.", argument="stages")
@@ -326,13 +330,15 @@ def _layers_of(model: nn.Module, one: Spec) -> list[str]:
     return inside if inside is not None else choose(model, one)
 
 
-def _refuse_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
+def _require_settings(beta: Any, samples: Any, every: Any, variant: str, estimator: str) -> None:
     if not (isinstance(beta, Real) and 0 <= float(beta) < math.inf):
         raise InvalidValue(f"`beta` is a number of 0 or more; got {beta!r}.", argument="beta")
     require_listed("variant", variant, VARIANTS)
     require_listed("estimator", estimator, LEAST)
     if variant == "cca" and estimator == "debiased":
-        raise InvalidValue("estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.")
+        raise InvalidValue(
+            "estimator='debiased' is that of CKA, and variant='cca' has none; leave it out.", argument="estimator"
+        )
     if samples is not None:
         require_at_least(LEAST[estimator], samples=samples)
     require_at_least(1, every=every)

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from netkin import files
 from netkin.errors import InvalidValue, ShapeError
 from netkin.representations.layer_weights import own_weights
-from netkin.representations.layers import Spec, choose, layer_label, modules, refuse_lazy, unwrapped
+from netkin.representations.layers import Spec, choose, layer_label, modules, require_weights, unwrapped
 from netkin.results.weight_sparsity import LayerSparsity, WeightSparsity
 from netkin.settings import evaluating
 from netkin.sources.names import by_name
@@ -67,7 +67,7 @@ def prunable_layers(model: nn.Module, layers: Spec = None) -> dict[str, Maskable
         >>> list(prunable_layers(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))))
         ['0', '3']
     """
-    refuse_lazy(unwrapped(model))
+    require_weights(unwrapped(model))
     known = modules(model)
     names = list(known) if layers is None else choose(model, layers)
     found: dict[str, MaskableLayer] = {}
@@ -141,7 +141,7 @@ def put_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """
     known = modules(model)
     for name, mask in masks.items():
-        _refuse_misfit(model, name, known[name], mask)  # all, before any is masked
+        _require_fitting_mask(model, name, known[name], mask)  # all, before any is masked
     for name, mask in masks.items():
         layer = known[name]
         mask = mask.to(weight_behind(layer).device, torch.bool)
@@ -218,7 +218,7 @@ def _own_class(layer: nn.Module) -> None:
     layer.__class__ = type(own.__name__, own.__bases__, parts)
 
 
-def _refuse_misfit(model: nn.Module, name: str, layer: nn.Module, mask: Tensor) -> None:
+def _require_fitting_mask(model: nn.Module, name: str, layer: nn.Module, mask: Tensor) -> None:
     if not isinstance(layer, MaskableLayer):
         raise InvalidValue(f"{layer_label(name)} is a {type(layer).__name__}; masks go on {KINDS}.")
     if mask.shape != layer.weight.shape:
@@ -267,7 +267,7 @@ def epsilon_sparsity(
         >>> round(epsilon_sparsity(model, 0.1), 4), round(epsilon_sparsity(model, 1e-6), 4)
         (0.6667, 0.3333)
     """
-    _refuse_epsilons([epsilon])
+    _require_epsilons([epsilon])
     chosen = prunable_layers(model, layers)
     either = {"relative": [epsilon]} if relative else {"epsilons": [epsilon]}
     table = layer_table(model, chosen, **either)
@@ -291,7 +291,7 @@ def layer_table(
     relative: Sequence[float] = (),
 ) -> WeightSparsity:
     """Return the counts of zero, masked and small weights of each layer."""
-    _refuse_epsilons([*epsilons, *relative])
+    _require_epsilons([*epsilons, *relative])
     with evaluating(model):  # where spectral norm only reads its vectors
         rows = tuple(_row(name, layer, epsilons, relative) for name, layer in layers.items())
     total = sum(weight.numel() for weight in unwrapped(model).parameters())
@@ -325,7 +325,7 @@ def weight_sizes(name: str, layer: MaskableLayer) -> tuple[Tensor, Tensor]:
     return sizes, sizes != 0 if own is None else own.mask.flatten()
 
 
-def _refuse_epsilons(values: Sequence[Any]) -> None:
+def _require_epsilons(values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
             raise InvalidValue(f"ε is a size above 0 that weights are compared with; got {value!r}.")

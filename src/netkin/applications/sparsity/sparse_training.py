@@ -33,7 +33,7 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_behind,
 )
-from netkin.applications.sparsity.sparsify import magnitude_masks, refuse_sparsity
+from netkin.applications.sparsity.sparsify import magnitude_masks, require_sparsity
 from netkin.errors import InvalidValue, require_at_least, require_listed
 from netkin.progress import ProgressOption, reporting, showing
 from netkin.representations.layers import Spec, unwrapped
@@ -139,10 +139,10 @@ class DynamicMasks(Hook):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
             for layer in _learning_layers(model):
                 left = own_mask(layer).mask
-                worth = torch.rand(left.shape, generator=generator, dtype=torch.float64).to(left.device)
+                priority = torch.rand(left.shape, generator=generator, dtype=torch.float64).to(left.device)
                 count = min(self._count(layer, step), int((~left).sum()))  # as many as there is room to grow
                 kept = _keep(layer, int(left.sum()) - count)
-                self._move(layer, kept | mask_of_largest(worth.masked_fill(left, -1.0), count))
+                self._move(layer, kept | mask_of_largest(priority.masked_fill(left, -1.0), count))
         self._prepare(model, step + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def lottery_tickets(
     """
     chosen, steps = recipe_of(recipe, settings), _rounds(sparsity, rounds)
     inner, names = unwrapped(model), list(prunable_layers(model, layers))
-    _refuse_settings(inner, rewind, chosen)
+    _require_settings(inner, rewind, chosen)
     first, kept_state = _tensors(baked_state(inner)), _Rewinding(rewind)
     found: list[Ticket] = []
     if save is not None:
@@ -313,7 +313,9 @@ def lottery_tickets(
             own = [*hooks, kept_state.of_round(number)]
             history = train(model, data, chosen, test=test, seed=seed, loss=loss, hooks=own, save=place, progress=False)
             if rewind and not kept_state.state:
-                raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {int(history[-1]['step']):,}.")
+                raise InvalidValue(
+                    f"rewind={rewind:,} lies beyond the last step, {int(history[-1]['step']):,}.", argument="rewind"
+                )
             found.append(Ticket(masked_share(inner, names), history[-1], masks_of(inner)))
             report.update()
     return Tickets(tuple(found), kept_state.state or first, rewind)
@@ -387,18 +389,18 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _rounds(sparsity: float, rounds: int | None) -> int:
-    refuse_sparsity(sparsity)
+    require_sparsity(sparsity)
     if rounds is None:
         return max(1, round(math.log(1 - sparsity) / math.log(0.8)))
     require_at_least(1, rounds=rounds)
     return rounds
 
 
-def _refuse_settings(model: nn.Module, rewind: int, recipe: Recipe) -> None:
+def _require_settings(model: nn.Module, rewind: int, recipe: Recipe) -> None:
     if masked_layers(model):
         raise InvalidValue(
             "tickets begin with a dense network, and this model has masks; `nk.bake_masks` takes them off."
         )
     require_at_least(0, rewind=rewind)
     if recipe.steps is not None and rewind > recipe.steps:
-        raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.")
+        raise InvalidValue(f"rewind={rewind:,} lies beyond the last step, {recipe.steps:,}.", argument="rewind")

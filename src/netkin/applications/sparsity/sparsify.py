@@ -37,7 +37,7 @@ from netkin.results.weight_sparsity import WeightSparsity
 from netkin.settings import model_lock, random_states_kept, seed_all
 from netkin.sources.names import by_name
 from netkin.training import Recipe
-from netkin.training.example_order import course_of, placed
+from netkin.training.example_order import batch_order, placed
 from netkin.training.loop import Loss, default_loss
 
 RANDOM = ("uniform", "erk")
@@ -87,14 +87,14 @@ def sparsify(
         >>> sparsify(model, 0.9, method="uniform").left, int((model[0].weight != 0).sum())
         (150, 100)
     """
-    _refuse_settings(sparsity, method, examples)
+    _require_settings(sparsity, method, examples)
     chosen = prunable_layers(model, layers)
     kept = _kept_of(chosen, sparsity)
     masks: Mapping[str, Tensor]
     if method in RANDOM:
         shapes = {name: tuple(layer.weight.shape) for name, layer in chosen.items()}
         counts = layer_counts(shapes, kept, method)
-        _refuse_too_many(chosen, counts)
+        _require_enough_weights(chosen, counts)
         masks = masks_by_layer(_left_alone(chosen, random_scores(model, list(chosen), seed)), counts)
     elif method == "synflow":
         batch = batch_for(data, examples, seed, method)
@@ -205,21 +205,26 @@ def _kept_of(layers: Mapping[str, MaskableLayer], sparsity: float) -> int:
     kept = total - round(float(sparsity) * total)
     left = sum(_count_left(layer) for layer in layers.values())
     if kept == 0:
-        raise InvalidValue(f"sparsity={float(sparsity)!r} would leave none of {total:,} weights; take a smaller one.")
+        raise InvalidValue(
+            f"sparsity={float(sparsity)!r} would leave none of {total:,} weights; take a smaller one.",
+            argument="sparsity",
+        )
     if kept > left:
         raise InvalidValue(
             f"the model has masks that leave {left:,} of {total:,} weights, and sparsity={float(sparsity)!r} would "
-            f"keep {kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks."
+            f"keep {kept:,}; take a sparsity of {1 - left / total:.6g} or more, or a model without masks.",
+            argument="sparsity",
         )
     return kept
 
 
-def _refuse_too_many(layers: Mapping[str, MaskableLayer], counts: Mapping[str, int]) -> None:
+def _require_enough_weights(layers: Mapping[str, MaskableLayer], counts: Mapping[str, int]) -> None:
     for name, layer in layers.items():
         if counts[name] > _count_left(layer):
             raise InvalidValue(
                 f"layer {name!r} would keep {counts[name]:,} weights at random, and its mask leaves "
-                f"{_count_left(layer):,}; take a higher sparsity, or a model without masks."
+                f"{_count_left(layer):,}; take a higher sparsity, or a model without masks.",
+                argument="sparsity",
             )
 
 
@@ -240,17 +245,19 @@ def warn_of_empty(table: WeightSparsity) -> None:
         )
 
 
-def _refuse_settings(sparsity: float, method: str, examples: int) -> None:
-    refuse_sparsity(sparsity)
+def _require_settings(sparsity: float, method: str, examples: int) -> None:
+    require_sparsity(sparsity)
     require_listed("method of choosing weights", method, METHODS, "method")
     require_at_least(1, examples=examples)
 
 
-def refuse_sparsity(*values: Any) -> None:
+def require_sparsity(*values: Any) -> None:
     """Refuse what is no share of masked weights, from 0 to below 1."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
-            raise InvalidValue(f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.")
+            raise InvalidValue(
+                f"sparsity is the share of masked weights, from 0 to below 1; got {value!r}.", argument="sparsity"
+            )
 
 
 def magnitude_scores(model: nn.Module, layers: Sequence[str]) -> Scores:
@@ -341,11 +348,11 @@ def batch_for(data: Any, examples: int, seed: int, method: str) -> Any:
     """Return the examples that a score is taken on: a shuffled batch of arrays, or the first batch of a loader."""
     if data is None:
         what = "the shape of inputs" if method == "synflow" else "a batch of labelled examples"
-        raise InvalidValue(f"method={method!r} needs {what}; give `data=`, as `(inputs, labels)`.")
+        raise InvalidValue(f"method={method!r} needs {what}; give `data=`, as `(inputs, labels)`.", argument="data")
     with random_states_kept(data=[data]):
-        batch = next(islice(course_of(data, Recipe(steps=1, batch=examples), seed).epoch(), 1), None)
+        batch = next(islice(batch_order(data, Recipe(steps=1, batch=examples), seed).epoch(), 1), None)
     if batch is None:
-        raise InvalidValue(f"method={method!r} needs a batch of examples, and the data gave none.")
+        raise InvalidValue(f"method={method!r} needs a batch of examples, and the data gave none.", argument="data")
     return batch
 
 

@@ -30,22 +30,24 @@ from netkin.applications.sparsity.masks import (
     put_masks,
     weight_sizes,
 )
-from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, refuse_sparsity
-from netkin.comparing.compare import compare
+from netkin.applications.sparsity.sparsify import magnitude_scores, masks_overall, require_sparsity
+from netkin.comparing.compare import compare, explain
 from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, require_at_least
 from netkin.identity import with_call
-from netkin.progress import command, reported
-from netkin.representations.inputs import device_of
+from netkin.progress import command, with_progress
+from netkin.representations.inputs import batch_length, device_of, examples_in
 from netkin.representations.layers import Spec, modules, unwrapped
 from netkin.representations.shapes import Shape
 from netkin.results.comparison import Comparison
+from netkin.results.labels import plural
 from netkin.results.weight_sparsity import LinearCost, SparsityStudy
 from netkin.sources.names import by_name
 from netkin.sources.weights import random_weights
 from netkin.training import accuracy
 from netkin.training.example_order import arrays_in, in_order
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +62,7 @@ FIRST = 0.999  # the share of weights that the histograms show; the outermost bi
 
 
 @with_call
+@planned
 @by_name(models="models", data="data")
 @takes_options(without="test transform forward seed save overwrite partial", declared=DECLARED)
 def sparsity_study(
@@ -73,7 +76,7 @@ def sparsity_study(
     shape: Shape = None,
     costs: bool = False,
     **options: Unpack[ExperimentOptions],
-) -> SparsityStudy:
+) -> Planning[WorkPlan, SparsityStudy]:
     """Return how sparse networks are, how their weights are distributed, and what pruning does to them; side by side.
 
     With labelled `data`, which should be test data, it also takes the accuracy after pruning and `cka_debiased` of each
@@ -100,14 +103,15 @@ def sparsity_study(
         raise InvalidValue("'sparsity' is the name of the pruned shares in the study; call the network something else.")
     several = {"model": models} if isinstance(models, nn.Module) else named_models(models)
     experiment, shares = Experiment(models=several, data=data, **options), _numbers(sparsities)
-    refuse_sparsity(*shares)
+    require_sparsity(*shares)
     small, named = (_numbers(epsilons), _numbers(relative)), experiment.given_models
+    yield lambda: _plan(experiment, shares if data is not None else (), shape, costs)
     tables = {name: layer_table(model, prunable_layers(model, layers), *small) for name, model in named.items()}
     edges, histograms = _histograms(named, layers)
     drawn = random_weights(named.values())
     curve, interlayer = dict[str, tuple[float, ...]](), dict[str, Comparison]()
     measured: dict[str, tuple[LinearCost, ...]] = {}
-    for name in reported(named, "looking at networks", "networks", experiment.progress):
+    for name in with_progress(named, "looking at networks", "networks", experiment.progress):
         model = named[name]
         with experiment.lending(model):
             if data is not None and shares:
@@ -128,6 +132,26 @@ def sparsity_study(
     )  # fmt: skip
 
 
+explain_sparsity_study = sparsity_study.explain
+
+
+def _plan(experiment: Experiment, shares: Sequence[float], shape: Shape, costs: bool) -> WorkPlan:
+    data, examples, work, memory = experiment.data, experiment.examples, list[Work](), 0
+    for name, model in experiment.given_models.items() if data is not None else ():
+        with experiment.lending(model):
+            plan = explain(model, data=as_batches(data), **_own_similarity(name, shape, examples))
+        times = len(set(shares))
+        if times:
+            arrays = arrays_in(data)
+            count = examples_in(data) if arrays is None else batch_length(arrays)
+            work.append(Work(f"accuracy of {name} at {times} sparsities", count and times * count))
+        work.append(Work(f"similarity of the layers of {name}", plan.examples))
+        memory = max(memory, plan.bytes)
+    networks = plural(len(experiment.given_models), "network")
+    notes = [f"the weights of {networks} are read{', and their linear layers are timed' if costs else ''}"]
+    return WorkPlan(tuple(work), {"statistics of one network": memory}, tuple(notes))
+
+
 def accuracy_after_pruning(
     model: nn.Module, data: Any, sparsities: Sequence[float] = SPARSITIES, *, layers: Spec = None
 ) -> list[float]:
@@ -136,7 +160,7 @@ def accuracy_after_pruning(
     Weights are ranked by size over all prunable layers, and nothing is trained afterwards. Where the model is that
     sparse already, it is as it is.
     """
-    refuse_sparsity(*sparsities)
+    require_sparsity(*sparsities)
     work = copy.deepcopy(unwrapped(model))
     names = list(prunable_layers(work, layers))
     found: dict[float, float] = {}
@@ -153,9 +177,16 @@ def _numbers(given: Any) -> tuple[Any, ...]:
 
 
 def _interlayer(name: str, model: nn.Module, data: Any, shape: Shape, examples: int | None) -> Comparison:
-    batches = data if arrays_in(data) is None else list(in_order(data))
-    own: dict[str, Any] = {"measures": ["cka_debiased"], "names": (name, name), "shape": shape, "examples": examples}
-    return compare(model, data=batches, **own)
+    return compare(model, data=as_batches(data), **_own_similarity(name, shape, examples))
+
+
+def as_batches(data: Any) -> Any:
+    """Return arrays as batches, and other data as they are."""
+    return data if arrays_in(data) is None else list(in_order(data))
+
+
+def _own_similarity(name: str, shape: Shape, examples: int | None) -> dict[str, Any]:
+    return {"measures": ["cka_debiased"], "names": (name, name), "shape": shape, "examples": examples}
 
 
 @torch.no_grad()

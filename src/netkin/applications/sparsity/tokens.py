@@ -21,7 +21,7 @@ from netkin.errors import ForwardError, InvalidValue, ShapeError, UnknownName, d
 from netkin.identity import weights_digest
 from netkin.representations.hooks import inference_mode_of, main_tensor, recording
 from netkin.representations.inputs import batch_length, device_of, dtype_of, outputs_of
-from netkin.representations.layers import modules, refuse_lazy, stages, unwrapped
+from netkin.representations.layers import modules, require_weights, stages, unwrapped
 from netkin.settings import evaluating
 from netkin.sources.architectures import seeded
 from netkin.training import Hook
@@ -68,8 +68,8 @@ def sparsify_tokens(
         >>> [tuple(stage.shape) for stage in model.kept(torch.zeros(3, 3, 32, 32))]
         [(3, 32), (3, 16)]
     """
-    _refuse_settings(keep, similarity, prefix)
-    refuse_lazy(unwrapped(model))
+    _require_settings(keep, similarity, prefix)
+    require_weights(unwrapped(model))
     own = copy.deepcopy(unwrapped(model))
     choose_attention = getattr(own, "set_attn_implementation", None)  # of Hugging Face
     if callable(choose_attention):
@@ -83,7 +83,7 @@ def sparsify_tokens(
     penalty = similarity if isinstance(similarity, str) else float(similarity)
     encoder = TokenEncoder(listed, predictors, places, ahead, keep, penalty)
     encoder.train(own.training)
-    _refuse_unmaskable(encoder, name, width)
+    _require_maskable(encoder, name, width)
     return SparseTokens(own, name, encoder)
 
 
@@ -348,7 +348,7 @@ def _places(at: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:
     return tuple(map(int, places))
 
 
-def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
+def _require_settings(keep: Any, similarity: Any, prefix: Any) -> None:
     if isinstance(keep, bool) or not isinstance(keep, Real) or not 0 < float(keep) <= 1:
         raise InvalidValue(
             f"`keep` is the share of tokens that each stage keeps, above 0 and up to 1; got {keep!r}.", argument="keep"
@@ -364,7 +364,7 @@ def _refuse_settings(keep: Any, similarity: Any, prefix: Any) -> None:
 
 
 @torch.no_grad()
-def _refuse_unmaskable(encoder: TokenEncoder, name: str, width: int) -> None:
+def _require_maskable(encoder: TokenEncoder, name: str, width: int) -> None:
     """Refuse blocks for which a token that is masked is not the same as one that is not there."""
     like = next(encoder.blocks.parameters())
     draw = torch.Generator().manual_seed(0)

@@ -107,7 +107,7 @@ def stitch(
     ends = {"a": unwrapped(a), "layer_a": layer_a, "b": unwrapped(b), "layer_b": layer_b}
     call = _call("nk.stitch", request, ends, method=chosen.id)
     if chosen.training is not None:
-        request.refuse_iterators("a training", "data")
+        request.require_rereadable("a training", "data")
     with request.lending(a, b, data=(request.validation,)):
         one = _fitted(request, call)[pair, chosen]
         if chosen.training is not None:
@@ -174,11 +174,11 @@ def _fitted(request: StitchRequest, call: str) -> dict[tuple[Pair, StitchMethod]
     batches: Iterator[Any] = reported_batches(data, FEW if few else examples, "fitting")
     first = next(batches)
     found = joints(a, b, first, pairs=request.pairs, resize=request.resize, names=(names[0], names[1]))
-    found.refuse()
+    found.raise_first()
     weights = list(request.weights.values())
     if request.saved:
         fit = fit_saved(request.saved, found, weights)
-        fit.joints.refuse()
+        fit.joints.raise_first()
     else:
         fit = fit_by_pass(chain([first], batches), found)
     origin, made = {"call": call, "weights a": weights[0], "weights b": weights[1]}, {}

@@ -323,7 +323,7 @@ def _score(
     cannot_see: str, **facts: Any,
 ) -> tuple[str, Score]:  # fmt: skip
     quantity = Quantity(
-        id=id, kind="worth", bounds=bounds, convention=convention, means=means, cannot_see=cannot_see, **facts
+        id=id, kind="score", bounds=bounds, convention=convention, means=means, cannot_see=cannot_see, **facts
     )
     return id, Score(quantity, why_not)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from netkin.applications.stitching.joining import Adapter, Joints, LayerOutput, Pair
 from netkin.applications.stitching.maps import find, least_squares, reduced_rank
-from netkin.applications.stitching.network import Stitch, refuse_unfit_rank, stitched_network
+from netkin.applications.stitching.network import Stitch, require_rank, stitched_network
 from netkin.applications.stitching.request import StitchMethod
 from netkin.comparing.comparer import Comparer
 from netkin.errors import InvalidValue, UnknownName
@@ -66,15 +66,15 @@ class FittedMoments:
     def stitch(self, pair: Pair, method: StitchMethod, seed: int, origin: Mapping[str, str]) -> Stitch:
         """Return the stitch of a pair by a method, before any training; `origin` is where it comes from."""
         adapter, rank = self.joints.adapters[pair], None if method.training is None else method.training.rank
-        refuse_unfit_rank(rank, adapter)  # by its own name: the start would call it `k`
+        require_rank(rank, adapter)  # by its own name: the start would call it `k`
         moments, (function, parameters) = self.moments(pair), find(method.start)
         if function in (least_squares, reduced_rank) and self.statistics is not None:
-            _refuse_coarse(moments, method.start)
+            _require_precision(moments, method.start)
         linear, cuts = function(moments, **parameters), self.joints.cuts[pair[1]]
         network = stitched_network(*self.joints.models, pair, linear, adapter, rank=rank, cuts=cuts)
         settings = {
             "layers": pair,
-            "how": method.identity,
+            "method": method.identity,
             "start": method.start,
             "seed": seed,
             "resize": adapter.resize,
@@ -192,7 +192,7 @@ def _pair(collector: Collector, x: Key, y: Key) -> Moments:
     return collector.pair(x, y)
 
 
-def _refuse_coarse(moments: Moments, method: str) -> None:
+def _require_precision(moments: Moments, method: str) -> None:
     """Refuse to whiten a layer by products in float32 where its neurons nearly depend on each other."""
     x = moments.x
     if x.rounding >= torch.finfo(torch.float32).eps and not are_firm(x.second[0]):

@@ -184,7 +184,7 @@ class Joints:
     cuts: Mapping[str, bool] = field(default_factory=dict)
     unequal: bool = False  # whether maps of different sizes are joined
 
-    def refuse(self) -> None:
+    def raise_first(self) -> None:
         """Raise the reason of the first pair that can't be joined."""
         for pair in self.wanted:
             if pair in self.refused:
@@ -313,7 +313,7 @@ def _try_out(
         who = f"{layer_label(layer)} of {name!r}"
         said = f"{who} gives other values for an example when other examples are in its batch, or by chance"
         try:
-            _refuse_dependent(output, many.get(layer, output), said)
+            _require_independent(output, many.get(layer, output), said)
             ends[layer] = LayerOutput.of(output, who, line=gives_lines(known, split_call(layer)[0]))
         except (ShapeError, InvalidValue) as reason:
             ends[layer] = reason
@@ -341,7 +341,7 @@ def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]
     with inference_mode_of(trial.model, exact=True):
         for layer in layers:
             try:
-                _refuse_unsteady(trial)
+                _require_steady(trial)
                 output, found = trial.outputs[layer], tail(trial.model, layer, traces=traces)
                 with uncompiled(trial.model):  # as the trial ran; a cut must give the model's own outputs
                     cuts[layer] = found.graph is not None and agrees(found, output, trial.few, trial.answers)
@@ -355,7 +355,7 @@ def _cuts(trial: _Trial, layers: Iterable[str]) -> dict[str, bool | NetkinError]
     return cuts
 
 
-def _refuse_unsteady(trial: _Trial) -> None:
+def _require_steady(trial: _Trial) -> None:
     """Refuse a second model whose outputs are not finite, or are random or depend on the other examples."""
     path = path_to_tensor(trial.answers)
     if path is None:  # it answers in no floating numbers
@@ -367,18 +367,18 @@ def _refuse_unsteady(trial: _Trial) -> None:
             f"the output of {trial.name!r} holds {bad:,} NaN or Inf among {many.numel():,} values for the first "
             f"{batch_length(trial.few)} examples; fix its weights, or leave out these examples."
         )
-    _refuse_apart(many, again, f"{trial.name!r} answers the same examples differently when it is asked again")
-    _refuse_dependent(
+    _require_close(many, again, f"{trial.name!r} answers the same examples differently when it is asked again")
+    _require_independent(
         few, many, f"{trial.name!r} gives other answers for an example when other examples are in its batch"
     )
 
 
-def _refuse_dependent(few: Tensor, many: Tensor, what: str) -> None:
+def _require_independent(few: Tensor, many: Tensor, what: str) -> None:
     if few.ndim and many.ndim and len(few) == 2 < len(many):
-        _refuse_apart(few, many[:2], what)
+        _require_close(few, many[:2], what)
 
 
-def _refuse_apart(one: Tensor, other: Tensor, what: str) -> None:
+def _require_close(one: Tensor, other: Tensor, what: str) -> None:
     if one.shape != other.shape or not bool(torch.isfinite(other).all()):
         return  # what is not finite is refused elsewhere, with its number
     off = float((other - one).abs().max() / one.abs().max().clamp(min=1e-30))

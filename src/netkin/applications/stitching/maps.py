@@ -52,7 +52,7 @@ def least_squares(moments: Moments, *, affine: bool = True) -> LinearMap:
 
 def ridge(moments: Moments, *, alpha: float = 1.0, affine: bool = True) -> LinearMap:
     """Return the map that minimises ``‖AM - B‖² + alpha ‖M‖²``."""
-    _refuse_not_above_zero("alpha", alpha)
+    _require_above_zero("alpha", alpha)
     pair = moments if affine else moments.uncentred
     pair.x.trace  # noqa: B018  refuses a constant layer
     ones = torch.eye(pair.x.second.shape[-1], dtype=pair.x.second.dtype, device=pair.x.second.device)
@@ -92,7 +92,7 @@ def lasso(moments: Moments, *, alpha: float = 0.01, affine: bool = True) -> Line
 
     The paper's Eq. 3 prints the first norm without its square, which no Lasso solver minimises.
     """
-    _refuse_not_above_zero("alpha", alpha)
+    _require_above_zero("alpha", alpha)
     pair = moments if affine else moments.uncentred
     pair.x.trace  # noqa: B018  refuses a constant layer
     second = _in_features(pair.x.second, pair.x.to_features, pair.x.to_features) / (pair.x.scale**2 * pair.n)
@@ -154,7 +154,8 @@ def find(method: str, *, others: Sequence[str] = ()) -> tuple[MatchingFunction, 
     apart = parse_id(method) if isinstance(method, str) else None
     if apart is None:
         raise UnknownName(
-            f"{method!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'."
+            f"{method!r} is no matching method; write a name, or one with parameters: 'reduced_rank(k=8)'.",
+            argument="method",
         )
     name, given = apart
     require_listed("matching method", name, METHODS if name in METHODS else [*METHODS, *others], "method")
@@ -190,9 +191,9 @@ def _in_features(inner: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (x.mT.to(inner) @ inner @ y.to(inner))[0]
 
 
-def _refuse_not_above_zero(name: str, value: float) -> None:
+def _require_above_zero(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
-        raise InvalidValue(f"`{name}` must be above 0; got {value}.")
+        raise InvalidValue(f"`{name}` must be above 0; got {value}.", argument=name)
 
 
 def solve_lasso(second: Tensor, cross: Tensor, alpha: float) -> Tensor:
@@ -277,8 +278,8 @@ def _solution(matrix: np.ndarray, right: np.ndarray) -> np.ndarray | None:
 def _sweep(S: np.ndarray, weight: np.ndarray, gradient: np.ndarray, alpha: float, live: np.ndarray) -> None:
     """Set each input neuron's row to its best value while all others stay; `gradient` follows."""
     for j in live:
-        pull = gradient[j] + S[j, j] * weight[j]
-        best = np.sign(pull) * np.maximum(np.abs(pull) - alpha, 0) / S[j, j]
+        target = gradient[j] + S[j, j] * weight[j]
+        best = np.sign(target) * np.maximum(np.abs(target) - alpha, 0) / S[j, j]
         change = best - weight[j]
         if change.any():
             gradient -= np.outer(S[:, j], change)

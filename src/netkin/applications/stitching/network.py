@@ -49,7 +49,7 @@ class Transformation(nn.Module):
         p, q = adapter.a.width, adapter.b.width
         if linear.weight.shape != (p, q):
             raise ShapeError(f"the map is {tuple(linear.weight.shape)}, and the layers need {(p, q)}.")
-        refuse_unfit_rank(rank, adapter)
+        require_rank(rank, adapter)
         self.adapter, self.rank = adapter, rank
         narrowing = [] if rank is None else [_layer(adapter.b, p, rank, bias=False)]
         self.linear = nn.Sequential(*narrowing, _layer(adapter.b, rank or p, q, bias=True))
@@ -102,7 +102,7 @@ def read_transformation(header: Mapping[str, Any], arrays: Mapping[str, Any]) ->
     return transformation
 
 
-def refuse_unfit_rank(rank: int | None, adapter: Adapter) -> None:
+def require_rank(rank: int | None, adapter: Adapter) -> None:
     """Refuse a rank that no map between two layers has."""
     most = min(adapter.a.width, adapter.b.width)
     if rank is not None and not 1 <= rank <= most:
@@ -182,11 +182,11 @@ class Stitched(nn.Module):
         self._tail.append(Tail(self.layer_b, self.b, None, "its cut gave other numbers") if uncut else found)
 
     @property
-    def how(self) -> str:
+    def cut_words(self) -> str:
         """How both models were cut and what is wasted, as text."""
         met = self.transformation.adapter.words
         head = f"first model stopped after {self.layer_a!r}, nothing after it is computed"
-        return "; ".join(filter(None, [head, met, f"second model {self.tail.how}"]))
+        return "; ".join(filter(None, [head, met, f"second model {self.tail.cut_words}"]))
 
     def train(self, mode: bool = True) -> Stitched:
         """Set the mode of the transformation alone."""
@@ -272,9 +272,9 @@ class Stitch:
         return self.transformation.adapter.resize
 
     @property
-    def how(self) -> str:
+    def cut_words(self) -> str:
         """How the models were cut, and what is wasted, as text."""
-        return self.network.how
+        return self.network.cut_words
 
     @property
     def map(self) -> LinearMap:
@@ -330,7 +330,7 @@ class Stitch:
         return figures.plot_matrix(self.map.weight.cpu().numpy(), labels, title, path, ax, overwrite=overwrite)
 
     def __str__(self) -> str:
-        return _as_text(self, self.how)
+        return _as_text(self, self.cut_words)
 
     __repr__ = __str__
 
@@ -373,11 +373,11 @@ def _labels(stitch: Stitch | StitchRecord) -> tuple[str, str]:
     return f"{first}/{x}" if x else first, f"{second}/{y}" if y else second
 
 
-def _as_text(stitch: Stitch | StitchRecord, how: str = "") -> str:
+def _as_text(stitch: Stitch | StitchRecord, cut_words: str = "") -> str:
     adapter = stitch.transformation.adapter
     heading = f"{' → '.join(_labels(stitch))} by {stitch.method}, from {stitch.examples:,} examples"
     judged = "" if stitch.evaluation is None else str(stitch.evaluation)
-    return "\n".join(filter(None, [heading, f"{adapter.a} → {adapter.b}", how, judged]))
+    return "\n".join(filter(None, [heading, f"{adapter.a} → {adapter.b}", cut_words, judged]))
 
 
 @overload
@@ -407,7 +407,7 @@ def load_stitch(
     layers, evaluation, read, others = record.layers, record.evaluation, record.transformation, list[str]()
     for which, model, layer, then in zip(("first", "second"), (a, b), layers, record.models, strict=True):
         given = Description.of(model)
-        _refuse_other(path, which, then, given)
+        _require_same_architecture(path, which, then, given)
         if split_call(layer)[0] not in modules(model):
             raise FileError(f"{str(path)!r} holds a stitch at layer {layer!r} of the {which} model, which has none.")
         others += [which] * (not have_same_weights(then, given))
@@ -458,7 +458,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_other(path: Any, which: str, then: Description, given: Description) -> None:
+def _require_same_architecture(path: Any, which: str, then: Description, given: Description) -> None:
     odd = [name for name in {**then.shapes, **given.shapes} if then.shape(name) != given.shape(name)]
     if odd:
         raise FileError(

@@ -139,10 +139,10 @@ class StitchRequest(Experiment):
             raise InvalidValue("`resume` is for a single stitch; a sweep continues by `save`.", argument="resume")
         options = {**options, "scores": known_scores(options.get("scores", USUAL))}
         request = cls(models=models, data=data, test=test, methods=chosen, **options)
-        request.refuse_iterators("a sweep", "data", "test", "validation")
+        request.require_rereadable("a sweep", "data", "test", "validation")
         return request
 
-    def refuse_iterators(self, what: str, *names: str) -> None:
+    def require_rereadable(self, what: str, *names: str) -> None:
         """Refuse data that can be read once only, as `what` reads them several times."""
         for name in names:
             if isinstance(getattr(self, name), Iterator):
@@ -198,7 +198,7 @@ class StitchRequest(Experiment):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the worth of a stitch depends on beside models, data, layers and method."""
+        """What the scores of a stitch depend on beside models, data, layers and method."""
         return {"resize": str(self.resize), "seed": str(self.seed)}
 
     @property

@@ -51,7 +51,7 @@ def sparsity(stitch: Stitch | LinearMap | Any, *, threshold: float = 1e-4) -> fl
 
 def distance(first: Stitch, second: Stitch, *, relative: bool = False) -> float:
     """Return the Frobenius distance of two stitches' matrices; `relative`, as a share of the norms' mean."""
-    _refuse_unlike(first, second)
+    _require_same_layers(first, second)
     x, y = first.map.weight, second.map.weight
     apart = float(torch.linalg.matrix_norm(x - y.to(x)))
     return apart / (float(torch.linalg.matrix_norm(x) + torch.linalg.matrix_norm(y.to(x))) / 2) if relative else apart
@@ -69,7 +69,7 @@ def interpolate(first: Stitch, second: Stitch, weight: float) -> Stitch:
         >>> bool(torch.allclose(interpolate(one, other, 0.0).map.weight, one.map.weight))
         True
     """
-    _refuse_unlike(first, second)
+    _require_same_layers(first, second)
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)) or not np.isfinite(weight):
         raise InvalidValue(
             f"`weight` must be a finite number, 0 for the first stitch and 1 for the second; got {weight!r}.",
@@ -146,7 +146,7 @@ def barrier(
         examples: how many examples of `data` are read.
         progress: None for a bar in a terminal, False for nothing, or a function of (done, total, what).
     """
-    _refuse_unlike(first, second)
+    _require_same_layers(first, second)
     if points < 3:
         raise InvalidValue(
             f"`points` must be at least 3, the ends and something between; got {points}.", argument="points"
@@ -202,7 +202,7 @@ def _height(weights: Any, losses: Any) -> float:
     return float(max(0.0, np.max(losses - ((1 - weights) * losses[0] + weights * losses[-1]))))
 
 
-def _refuse_unlike(first: Stitch, second: Stitch) -> None:
+def _require_same_layers(first: Stitch, second: Stitch) -> None:
     if first.layers != second.layers:
         raise InvalidValue(
             f"the stitches join different layers ({' → '.join(first.layers)} and {' → '.join(second.layers)}); give "
@@ -233,7 +233,7 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
     if measure is None or not judged:
         return
     score = judged[0].quantity.name.replace("_", " ")
-    fitted = [table for table in judged if str(table.quantity.parameters["how"]).partition("(")[0] not in BASELINES]
+    fitted = [table for table in judged if str(table.quantity.parameters["method"]).partition("(")[0] not in BASELINES]
     useless = list(_pairs_that_pass(measure, fitted, HIGH, USELESS, are_similar=True))
     good = list(_pairs_that_pass(measure, judged, LOW, GOOD, are_similar=False))
     if useless:
@@ -247,15 +247,19 @@ def contrasts(similarities: Sequence[Values], stitches: Mapping[str, Values]) ->
 
 
 def _pairs_that_pass(
-    measure: Values, judged: Sequence[Values], similarity: float, worth: float, *, are_similar: bool
+    measure: Values, judged: Sequence[Values], similarity: float, threshold: float, *, are_similar: bool
 ) -> Iterator[str]:
     """Yield as text the pairs of layers that lie above the one limit and, by some method, below the other."""
     for place, (x, y) in enumerate(product(measure.layers_a, measure.layers_b)):
         like, said = float(measure.values.flat[place]), []
         for table in judged:
             value = float(table.values.flat[place])
-            if (like >= similarity and value < worth) if are_similar else (like < similarity and value >= worth):
-                said.append(f"{beside(value, worth)} by {table.quantity.parameters['how']}")
+            if (
+                (like >= similarity and value < threshold)
+                if are_similar
+                else (like < similarity and value >= threshold)
+            ):
+                said.append(f"{beside(value, threshold)} by {table.quantity.parameters['method']}")
         if said:
             yield f"{x if x == y else f'{x} → {y}'} ({measure.id} {beside(like, similarity)}; {', '.join(said)})"
 

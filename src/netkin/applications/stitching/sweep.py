@@ -46,7 +46,7 @@ from netkin.errors import FileError, ForwardError, InvalidValue, NetkinError, No
 from netkin.identity import settings_digest
 from netkin.jobs import Job, Part
 from netkin.memory import format_bytes, portions_in_memory
-from netkin.progress import Interruption, reported, showing
+from netkin.progress import Interruption, showing, with_progress
 from netkin.representations import batches_of
 from netkin.representations.inputs import batch_length, device_of, examples_in, reported_batches
 from netkin.representations.layers import unwrapped
@@ -56,6 +56,7 @@ from netkin.results.labels import NOT_ASKED
 from netkin.results.records import as_record, packed, unpacked
 from netkin.settings import random_states_kept
 from netkin.sources.names import by_name
+from netkin.training.work_plan import Planning, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,6 +70,7 @@ FLATTERED = (
 UNFINISHED = "interrupted: some stitches were not reached, and have no value."
 
 
+@planned
 @by_name(models="a b", data="data test")
 @takes_options(declared=SWEEP)
 def stitch_all(
@@ -80,10 +82,10 @@ def stitch_all(
     *,
     names: tuple[str, str] = ("a", "b"),
     **options: Unpack[SweepOptions],
-) -> Comparison:
+) -> Planning[StitchPlan, Comparison]:
     """Return scores of stitches of layers of `a` into layers of `b`, together with the similarity of these layers.
 
-    Tables such as ``relative_accuracy(how=least_squares)`` and those of `measures` are in one comparison, and its
+    Tables such as ``relative_accuracy(method=least_squares)`` and those of `measures` are in one comparison, and its
     warnings name the layers where the two disagree. Pairs that can't be joined are missing with their reason. A saved
     sweep continues with the same call, also with more methods or layers.
 
@@ -101,12 +103,13 @@ def stitch_all(
         >>> inputs = torch.eye(4).repeat(10, 1) + torch.arange(40).unsqueeze(1) / 40
         >>> batches = [(inputs, model(inputs).argmax(1))]
         >>> found = stitch_all(model, model, batches, batches, ["least_squares", "random"])
-        >>> round(found["relative_accuracy(how=least_squares)"]["1", "1"], 3)
+        >>> round(found["relative_accuracy(method=least_squares)"]["1", "1"], 3)
         1.0
     """
     request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
-    call = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b))
-    (found,) = _sweeps(request, [(names[0], names[1])], call, several=False)
+    call, pair = request.call("nk.stitch_all", a=unwrapped(a), b=unwrapped(b)), (names[0], names[1])
+    yield lambda: _plan(request, pair)
+    (found,) = _sweeps(request, [pair], call, several=False)
     return found
 
 
@@ -152,7 +155,7 @@ def _sweeps(request: StitchRequest, pairs: Sequence[Pair], call: str, *, several
                 job.save(lambda: Comparisons(found) if several else one)
 
             job.expect((one.part(key) for one in sweeps for key in one.work), "stitches")
-            for sweep in reported(sweeps, "stitching", "pairs of models") if several else sweeps:
+            for sweep in with_progress(sweeps, "stitching", "pairs of models") if several else sweeps:
                 done.append(sweep.run(job, store, interruption))
                 if interruption.ended:
                     break
@@ -267,7 +270,7 @@ class Sweep:
         """Return one of the scores of an earlier sweep that is not requested now; empty without any."""
         wanted, tables = set(self.joints.wanted), self.tables
         for name, table in earlier.tables.items():
-            for i, j in np.argwhere(np.isfinite(table.values)) if "how" in table.quantity.parameters else ():
+            for i, j in np.argwhere(np.isfinite(table.values)) if "method" in table.quantity.parameters else ():
                 pair = table.layers_a[i], table.layers_b[j]
                 if name not in tables or pair not in wanted:
                     return f"{name} of {pair[0]!r} into {pair[1]!r}"
@@ -292,7 +295,7 @@ class Sweep:
         made = [(key, *found) for key in work if (found := self._start(fit, *key)) is not None]
         self._evaluate([one for one in made if one[0][1].training is None])
         longer = [one for one in made if one[0][1].training is not None]
-        for key, one, known in reported(longer, "on the task loss", "stitches"):
+        for key, one, known in with_progress(longer, "on the task loss", "stitches"):
             self.job.check()
             self._train(key, one, known)
 
@@ -304,7 +307,7 @@ class Sweep:
             self._keep((pair, method), _Outcome(reason=str(reason)))
             return None
         few = fit.few_rows(pair, method.start)
-        return one, _Outcome(None, "", few, one.network.tail.how, fit.examples, fit.digest)
+        return one, _Outcome(None, "", few, one.network.tail.cut_words, fit.examples, fit.digest)
 
     def _evaluate(self, made: Sequence[tuple[Work, Stitch, _Outcome]]) -> None:
         """Evaluate stitches together, as many as memory allows in one pass over the test data."""
@@ -413,7 +416,7 @@ class Sweep:
         data = data_name(request.data) if self.statistics is None else f"statistics of {self.statistics.record.data}"
         fitting = {"fitted on": data, "fitting examples": f"{fits[0]:,}"} if fits else {}
         cut = {y: one.cut for ((_, y), _), one in self.outcomes.items() if one is not None and one.cut}
-        words = {f"cut after {layer!r}": f"first model stopped, second {how}" for layer, how in cut.items()}
+        words = {f"cut after {layer!r}": f"first model stopped, second {cut_words}" for layer, cut_words in cut.items()}
         which = request.pairs if isinstance(request.pairs, str) else f"{len(self.joints.wanted):,} listed"
         resize = request.resize or "average where maps shrink, bilinear where they grow"
         own = {"call": self.call, "pairs": which, "resize of stitches": resize}
@@ -441,11 +444,11 @@ def score_tables(
             value = score.read(one) if isinstance(one, Evaluation) else None
             reason = score.why_not(one) if isinstance(one, Evaluation) else one
             values[pair] = value if value is not None and isfinite(value) else reason
-        tables[f"{name}(how={method})"] = Values(
+        tables[f"{name}(method={method})"] = Values(
             quantity=replace(
                 score.quantity,
-                id=f"{name}(how={method})",
-                parameters={"how": method},
+                id=f"{name}(method={method})",
+                parameters={"method": method},
                 convention=f"{score.quantity.convention}; stitched by {method}",
             ),
             statistic="Moments" if name.startswith("stitched") or name == "r2" else "Outputs",
@@ -489,35 +492,20 @@ class StitchPlan:
         return "\n".join(self.lines)
 
 
-@by_name(models="a b", data="data test")
-@takes_options(declared=SWEEP)
-def explain_stitch(
-    a: nn.Module,
-    b: nn.Module,
-    data: Any = None,
-    test: Any = None,
-    methods: MethodLike | Sequence[MethodLike] = ("least_squares",),
-    *,
-    names: tuple[str, str] = ("a", "b"),
-    **options: Unpack[SweepOptions],
-) -> StitchPlan:
-    """Return what `stitch_all` would do with the same arguments, and its cost; only a few examples are run.
+explain_stitch = stitch_all.explain
 
-    Args:
-        a: the first model.
-        b: the second model.
-        data: the examples from which the maps would be found.
-        test: the examples on which they would be evaluated; by default `data`.
-        methods: one method or several.
-        names: what the plan calls the two models.
-    """
-    request = StitchRequest.of_sweep(two_models(a, b, names), data, test, methods, options)
-    found, _ = joined(request, (names[0], names[1]))
+
+def _plan(request: StitchRequest, names: Pair) -> StitchPlan:
+    """Return the plan of one sweep, for which a few examples are run."""
+    loaders = [request.data, request.test, request.validation]
+    with random_states_kept(*request.given_models.values(), data=loaders):
+        found, _ = joined(request, names)
     widths = {x: found.widths[0][x] for x, _ in found.adapters}
     products = sum(widths[x] * found.widths[1][y] for x, y in found.adapters)
     taken = 0 if request.saved else 8 * (sum(width**2 for width in widths.values()) + products)
     runs = _runs(request, found)
-    counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
+    with random_states_kept(data=loaders):
+        counts = [_counts(*given, times) for given, times in zip((request.tried, request.judging), runs, strict=True)]
     passes, examples = (None if None in both else sum(both) for both in zip(*counts, strict=True))
     refused = {pair: str(reason) for pair, reason in found.refused.items()}
     facts = (

@@ -64,7 +64,7 @@ from netkin.representations.inputs import (
     feed,
     labels_of,
     loader_of,
-    prepared,
+    prepare_batch,
     reported_batches,
     sampler_of,
     take,
@@ -91,11 +91,11 @@ JobPart = tuple[Job, str]  # a job, and the name of its part
 class TaskLoss:
     """How to train a stitch.
 
-    What is minimised is the task loss, ``+ l1 Σ|M| + cka_penalty · CKA + decay/2 (‖M‖² + ‖b‖²)``; with a `rank` the
-    decay is that of both factors of M in its place, ``‖U‖² + ‖V‖²``. The task loss is the cross-entropy to the second
-    model's answers ("soft"), to the labels of the data ("true"), or a function ``loss(answers, own_answers, labels)``
-    of the stitched network's answers, the second model's own, and the labels of a batch. The CKA is that of a batch
-    with the second model's own activations.
+    What is minimised is the task loss, ``+ l1 Σ|M| + cka_penalty · CKA + weight_decay/2 (‖M‖² + ‖b‖²)``; with
+    a `rank` the squares are those of both factors of M, ``‖U‖² + ‖V‖²``. The task loss is the cross-entropy to the
+    second model's answers ("soft"), to the labels of the data ("true"), or a function ``loss(answers, own_answers,
+    labels)`` of the stitched network's answers, the second model's own, and the labels of a batch. The CKA is that of a
+    batch with the second model's own activations.
 
     Training takes Adam's steps from the map of the direct method `init`; least squares of a given `rank` means
     `reduced_rank`. By what is minimised the stitch is evaluated on a fixed sample. The last stitch is taken, with a
@@ -121,8 +121,8 @@ class TaskLoss:
     epochs: int = option(10, "the number of rounds over the data.")
     steps: int | None = option(None, "the number of steps, in place of `epochs`.")
     batch: int | None = option(None, "how many examples a step has; None takes the data's own batches.")
-    rate: float = option(1e-3, "the learning rate of Adam.")
-    decay: float = option(0.0, "the weight of the squares.")
+    lr: float = option(1e-3, "the learning rate of Adam.")
+    weight_decay: float = option(0.0, "the weight of the squares.")
     patience: int | None = option(None, "after how many evaluations without a better one the training ends.")
     every: int | None = option(None, "the number of steps between two evaluations; None: a round.")
     sample: int = option(1000, "the most examples of an evaluation.")
@@ -137,11 +137,11 @@ class TaskLoss:
             1, epochs=self.epochs, sample=self.sample, **{k: v for k, v in counts.items() if v is not None}
         )
         require_at_least(0, memory=self.memory, seed=self.seed)
-        for name in ("l1", "threshold", "decay", "rate", "cka_penalty"):
+        for name in ("l1", "threshold", "weight_decay", "lr", "cka_penalty"):
             value = getattr(self, name)
-            least = {"rate": " above 0", "cka_penalty": ""}.get(name, " of 0 or more")
+            least = {"lr": " above 0", "cka_penalty": ""}.get(name, " of 0 or more")
             is_finite = isinstance(value, (int, float)) and math.isfinite(value)
-            if not is_finite or (least and value < 0) or (name == "rate" and value == 0):
+            if not is_finite or (least and value < 0) or (name == "lr" and value == 0):
                 raise InvalidValue(f"`{name}` must be a number{least}; got {value!r}.", argument=name, value=value)
         require_listed("cka_of", self.cka_of, ROWS)
         if not callable(self.labels) and self.labels not in LOSSES:
@@ -162,12 +162,16 @@ class TaskLoss:
         """Return what `method`, such as ``"task_loss(rank=8)"``, and options by keyword request together."""
         apart = parse_id(method)
         if apart is None or apart[0] != NAME:
-            raise UnknownName(f"{method!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.")
+            raise UnknownName(
+                f"{method!r} is no task loss; write {NAME!r}, or with options '{NAME}(rank=8)'.", argument="method"
+            )
         given = {**apart[1], **(options or {})}
         for key in given:
             if key not in TRAINING:
                 hint = did_you_mean(key, TRAINING) or ";"
-                raise UnknownName(f"{NAME!r} has no option {key!r}{hint} its options are {', '.join(TRAINING)}.")
+                raise UnknownName(
+                    f"{NAME!r} has no option {key!r}{hint} its options are {', '.join(TRAINING)}.", argument=key
+                )
         return cls(**given)
 
     @property
@@ -247,17 +251,20 @@ def scores(answers: Tensor) -> Tensor:
     return rows
 
 
-def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
+def require_labels(labels: Any, answers: Tensor | None) -> None:
     """Refuse labels that are missing or no class numbers; `answers` are some logits, which give the classes."""
     assert answers is not None
     classes = scores(answers).shape[1]
     if not isinstance(labels, Tensor):
-        raise InvalidValue("labels='true' needs labels, and the data have none; give batches (inputs, labels).")
+        raise InvalidValue(
+            "labels='true' needs labels, and the data have none; give batches (inputs, labels).", argument="labels"
+        )
     if labels.ndim != answers.ndim - 1 or labels.is_floating_point() or labels.is_complex():
         wanted = "one for each example" if answers.ndim == 2 else "one for each place of a sequence"
         raise ShapeError(
             f"labels='true' needs class numbers, {wanted}; got labels of shape {tuple(labels.shape)} and "
-            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`."
+            f"{labels.dtype}. Give whole numbers, or a function (answers, own_answers, labels) as `labels`.",
+            argument="labels",
         )
     below = (labels < 0) & (answers.ndim == 2)  # in sequences -100 marks what does not count
     outside = labels[below | (labels >= classes)]
@@ -265,7 +272,8 @@ def refuse_unfit_labels(labels: Any, answers: Tensor | None) -> None:
         raise InvalidValue(
             f"labels='true' needs labels from 0 to {classes - 1}, as the second model has {classes} classes; "
             f"{len(outside):,} of {labels.numel():,} lie outside, such as {int(outside[0])}. Leave out those examples, "
-            "or go by the second model's answers: labels='soft'."
+            "or go by the second model's answers: labels='soft'.",
+            argument="labels",
         )
 
 
@@ -282,7 +290,7 @@ def shrink(optimizer: Adam, weight: Tensor, l1: float) -> None:
     """Take the proximal step of ``l1 Σ|w|`` that belongs to Adam's last step, so that entries become exactly zero.
 
     Adam divides the gradient of every entry by ``√v + ε``; in that metric the step shrinks the entry by
-    ``rate · l1 / (√v + ε)`` (ProxGen; Yun, Lozano and Yang, NeurIPS 2021). It rests where the gradient of the task
+    ``lr · l1 / (√v + ε)`` (ProxGen; Yun, Lozano and Yang, NeurIPS 2021). It rests where the gradient of the task
     loss is l1 against the sign of the entry, or at most l1 where the entry is zero: at a minimum of the penalised loss.
     A plain subgradient would leave such entries to tremble about zero by the learning rate.
     """
@@ -333,8 +341,8 @@ def portion(network: Stitched, batch: Any, *, head: bool = True, answers: bool =
         head=network.begin(batch) if head else None,
         answers=said if answers else None,
         own=activations,
-        labels=prepared(network.b, labels),
-        mask=None if mask is None else prepared(network.b, torch.as_tensor(mask) != 0),
+        labels=prepare_batch(network.b, labels),
+        mask=None if mask is None else prepare_batch(network.b, torch.as_tensor(mask) != 0),
         batch=batch if network.tail.graph is None else None,
     )
 
@@ -544,7 +552,7 @@ def train_map(
     if ended > began + 1e-3 * abs(began):  # less is rounding, or Adam's trembling
         warnings.warn(
             f"training ended worse than it began: what is minimised is {ended:.4g} on the sample, and was {began:.4g} "
-            f"before; take a `rate` smaller than {settings.rate:g}, or keep the best stitch by `patience=`.",
+            f"before; take a `lr` smaller than {settings.lr:g}, or keep the best stitch by `patience=`.",
             stacklevel=outside(),
         )
     return done
@@ -572,8 +580,8 @@ def _trained(
         for batch in digests["validation data"].passing(batches_of(validation)):
             sampling.offer(network, batch)
     recipe = Recipe(
-        epochs=None if settings.steps else settings.epochs, steps=settings.steps, optimizer="adam", rate=settings.rate,
-        decay=settings.decay, precision="bf16" if settings.autocast else "float32",
+        epochs=None if settings.steps else settings.epochs, steps=settings.steps, optimizer="adam", lr=settings.lr,
+        weight_decay=settings.weight_decay, precision="bf16" if settings.autocast else "float32",
     )  # fmt: skip
     hook = ScoresAndPatience(network, sampling.portions, settings, course.per_epoch)
     loop = Loop(network.transformation, course, recipe, hook.objective, [hook], seed=settings.seed, every=hook.every)
@@ -597,7 +605,7 @@ def _with_fit_labels(network: Stitched, batches: Iterable[Any]) -> Iterator[Any]
     few = None
     for batch in batches:
         few = portion(network, take(batch, 1), head=False, own=False).answers if few is None else few
-        refuse_unfit_labels(portion(network, batch, head=False, answers=False, own=False).labels, few)
+        require_labels(portion(network, batch, head=False, answers=False, own=False).labels, few)
         yield batch
 
 
@@ -717,7 +725,7 @@ class ScoresAndPatience(Hook):
         if len(bad):
             raise ForwardError(
                 f"training came to NaN or Inf at step {step - len(losses) + 1 + int(bad[0]):,} of {self.total:,} with "
-                f"`rate={self.settings.rate:g}`; the transformation is as it was before. Take a smaller `rate`."
+                f"`lr={self.settings.lr:g}`; the transformation is as it was before. Take a smaller `lr`."
             )
         record = self.scores(f"at step {step}")
         best = next(record for record in self.history if record["step"] == self.best_step)
@@ -735,11 +743,16 @@ class ScoresAndPatience(Hook):
         similarity = record["cka" if settings.cka_of == "places" else "cka_of_examples"] or 0.0
         size = sum(float(weight.detach().square().sum()) for weight in transformation.parameters())
         entries = float(transformation.matrix.abs().sum()) if settings.l1 else 0.0
-        total = record["loss"] + settings.l1 * entries + settings.cka_penalty * similarity + settings.decay / 2 * size
+        total = (
+            record["loss"]
+            + settings.l1 * entries
+            + settings.cka_penalty * similarity
+            + settings.weight_decay / 2 * size
+        )
         if not math.isfinite(total):
             raise ForwardError(
                 f"the stitched network gives NaN or Inf on the sample {when}; test both models on these data "
-                "first, or take another `init`, or a smaller `rate`."
+                "first, or take another `init`, or a smaller `lr`."
             )
         return {"loss": record.pop("loss"), "objective": total, **record}
 
@@ -747,7 +760,7 @@ class ScoresAndPatience(Hook):
 def objective(network: Stitched, examples: Portion, settings: TaskLoss) -> Tensor:
     """Return what training minimises: the task loss and the CKA penalty of a portion.
 
-    The decay is no part of it, as Adam adds it by itself, nor the L1 penalty: `shrink` takes its step after Adam's.
+    Weight decay is no part of it, as Adam adds it by itself, nor the L1 penalty: `shrink` takes its step after Adam's.
     """
     transformed = network.transformation(examples.head)
     penalised = bool(settings.cka_penalty)

@@ -19,7 +19,7 @@ from netkin.comparing.networks import NearestNetworks, atom_similarity, nearest_
 from netkin.comparing.sides import named_models
 from netkin.comparing.spec import takes_options
 from netkin.errors import InvalidValue, NameClash, ShapeError, require_at_least, require_listed
-from netkin.progress import reported, showing
+from netkin.progress import showing, with_progress
 from netkin.representations.filters import (
     AtomConv2d,
     exact_count,
@@ -114,7 +114,7 @@ def share_coefficients(
     explained, control = dict[str, dict[str, float]](), dict[str, float]()
     names = _common_layers({name: layers for name, (_, layers, _) in found.items()})
     with showing(options.get("progress")):
-        for layer in reported(names, "sharing coefficients", "layers"):
+        for layer in with_progress(names, "sharing coefficients", "layers"):
             own = {name: layers[layer] for name, (_, layers, _) in found.items()}
             count = atoms or max(map(exact_count, own.values()))
             shared = _Layer(own, _block_of(layer, own, block), source, count)

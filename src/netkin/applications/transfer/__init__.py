@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from netkin.applications.transfer.evidence import (
     Evidence,
     adaptation_score,
     evidence_of,
+    feature_layer,
     layer_embeddings,
     mean_embedding_norm,
 )
@@ -41,26 +42,30 @@ from netkin.applications.transfer.scores import (
     find_score,
     transfer_scores,
 )
-from netkin.applications.transfer.task_similarity import task_similarity
-from netkin.applications.transfer.tasks import compare_tasks, seed_values
+from netkin.applications.transfer.task_similarity import explain_task_similarity, task_similarity
+from netkin.applications.transfer.tasks import compare_tasks, explain_compare_tasks, seed_values
 from netkin.comparing.feed import data_name
 from netkin.comparing.sides import named_models
 from netkin.comparing.spec import functions_by_name, layers_by_name, takes_options
 from netkin.errors import ForwardError, InvalidValue, NetkinError, NoValue, SourceError, UnknownName
 from netkin.identity import described_call, weights_digest
-from netkin.progress import reported, showing
-from netkin.representations.inputs import Forward, Transform, reshuffles
+from netkin.progress import showing, with_progress
+from netkin.representations.activations import activations
+from netkin.representations.inputs import Forward, Transform, examples_in, reshuffles
 from netkin.results import Ranking, Values
 from netkin.results.caveats import Caveat
+from netkin.results.labels import plural
 from netkin.sources.weights import remark_on
 from netkin.statistics.collector import chunk_of
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "fisher_rao_distance",
-    "fisher_rao_norm", "kernel_ridge", "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
+    "SCORES", "KernelRidge", "TaskEmbedding", "adaptation_score", "compare_tasks", "explain_compare_tasks",
+    "explain_recommend", "explain_task_similarity", "fisher_rao_distance", "fisher_rao_norm", "kernel_ridge",
+    "layer_embeddings", "load_kernel_ridge", "mean_embedding_norm", "recommend",
     "seed_values", "task2vec", "task2vec_cosine", "task2vec_distance", "task_similarity", "transfer_scores",
 ]  # fmt: skip
 
@@ -87,6 +92,7 @@ class _ScoredModel:
     caveats: tuple[Caveat, ...] = ()
 
 
+@planned
 @takes_options(without="test transform forward save overwrite partial", declared=DECLARED)
 def recommend(
     models: Mapping[str, nn.Module | str] | Iterable[str],
@@ -100,7 +106,7 @@ def recommend(
     transforms: Transform | Mapping[str, Transform] | None = None,
     forwards: Forward | Mapping[str, Forward] | None = None,
     **options: Unpack[ExperimentOptions],
-) -> Ranking:
+) -> Planning[WorkPlan, Ranking]:
     """Return pretrained models ranked by a transfer score on labelled data, without training any of them.
 
     Each model runs once over the data. A score is read from its features before the last layer, and some scores from
@@ -139,14 +145,18 @@ def recommend(
     layer_of = layers_by_name(layers, names)
     transform_of = functions_by_name("transforms", transforms, names)
     forward_of = functions_by_name("forwards", forwards, names)
-    _refuse_unfit(experiment, count)
-    how: Any = {"examples": experiment.examples, "device": experiment.device}
+    _require_fit(experiment, count)
+
+    def reading(name: str) -> dict[str, Any]:
+        return {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
+
+    yield lambda: _plan(experiment, reading, wanted, count)
+    common: Any = {"examples": experiment.examples, "device": experiment.device}
     scored = list[_ScoredModel]()
     with showing(experiment.progress):
-        for name in reported(names, "scoring", "models"):
-            own = how | {"layer": layer_of[name], "transform": transform_of[name], "forward": forward_of[name]}
-            scored.append(_scored(experiment, name, wanted, partial(evidence_of, **own), count))
-    _refuse_unpaired(scored, paired=not isinstance(data, str))
+        for name in with_progress(names, "scoring", "models"):
+            scored.append(_scored(experiment, name, wanted, partial(evidence_of, **common, **reading(name)), count))
+    _require_same_examples(scored, paired=not isinstance(data, str))
     call = described_call(
         "nk.recommend", models=names, score=wanted[0].name, scores=[one.name for one in wanted[1:]],
         layer=layers, forward=forwards, transform=transforms,
@@ -154,7 +164,34 @@ def recommend(
     return _ranking(experiment, scored, wanted, count, call)
 
 
-def _refuse_unfit(experiment: Experiment, chunks: int) -> None:
+explain_recommend = recommend.explain
+
+
+def _plan(
+    experiment: Experiment, reading: Callable[[str], dict[str, Any]], scores: Sequence[TransferScore], chunks: int
+) -> WorkPlan:
+    """Return what the scoring would take; two examples are run through each model, to learn how wide features are."""
+    work, widest, notes = [], 0, []
+    backward = int(any(score.needs_gradients for score in scores))
+    for name in experiment.models:
+        model, data, how = experiment.load_model(name), experiment.load_data(name), reading(name)
+        work.append(Work(f"reading {name}", examples_in(data, experiment.examples), backward=backward))
+        if isinstance(data, Iterator):
+            continue  # what is read of it is gone
+        layer = how.pop("layer") or feature_layer(model)
+        try:
+            with experiment.lending(model):
+                features = activations(model, layer, data, examples=2, progress=False, **how)
+            widest = max([widest, *(rows.shape[1] for rows in features.values())])
+        except NetkinError as fault:
+            notes.append(f"{name!r} can't be run: {fault}")
+    whole = f"{plural(len(scores), 'score')} of each model, of all examples"
+    notes.append(f"{whole}, and without each of {chunks} chunks" if chunks else whole)
+    memory = {"features of one model": 8 * (work[0].examples or 0) * widest * (1 + backward)}
+    return WorkPlan(tuple(work), memory, tuple(notes))
+
+
+def _require_fit(experiment: Experiment, chunks: int) -> None:
     """Refuse before the work what would end it."""
     if chunks == 1:
         raise InvalidValue("standard errors need at least 2 chunks; got 1.", argument="chunks", value=1)
@@ -232,7 +269,7 @@ def _number_or_nan(score: TransferScore, evidence: Evidence) -> float:
         return np.nan  # the table then states that there is no error, and why
 
 
-def _refuse_unpaired(scored: Sequence[_ScoredModel], paired: bool) -> None:
+def _require_same_examples(scored: Sequence[_ScoredModel], paired: bool) -> None:
     """Refuse models that saw other examples, and a call in which no model could be run."""
     read = [model for model in scored if len(model.labels)]
     if not read:

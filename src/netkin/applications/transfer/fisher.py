@@ -25,7 +25,7 @@ from netkin.identity import weights_digest
 from netkin.memory import free_memory, is_cuda
 from netkin.representations.gradients import Taps, Target, are_probabilities, class_logits, logits_of, pulling
 from netkin.representations.hooks import inference_mode_of, mapped, watching
-from netkin.representations.inputs import Forward, batch_length, call, labels_of, prepared, reported_batches, take
+from netkin.representations.inputs import Forward, batch_length, call, labels_of, prepare_batch, reported_batches, take
 from netkin.representations.layer_recorder import Recorder
 from netkin.representations.layer_weights import own_weights, with_plain_weights
 from netkin.representations.layers import Spec, choose, modules, split_call, unwrapped
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ROOM = 2**28  # bytes for gradients of single examples on the host, where more is not faster
 DISTRIBUTIONS = ("model", "tempered", "labels")
-Pull = Callable[[Tensor], Sequence[Tensor]]
+Pullback = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def task2vec(
                     names, probabilities = _backbone(model, backbone, batch, experiment)
                     running = _Running(model, experiment.forward, probabilities and outputs == "categorical")
                     fisher = _Fisher(running, names, outputs, samples, experiment.seed)
-                fisher.add(Taps.without_inference(prepared(model, batch, experiment.transform)), seen)
+                fisher.add(Taps.without_inference(prepare_batch(model, batch, experiment.transform)), seen)
                 seen += batch_length(batch)
     assert fisher is not None  # data without batches were refused
     return fisher.embedding(seen)
@@ -197,19 +197,19 @@ def fisher_rao_norm(
     """
     if labels not in DISTRIBUTIONS:
         every, hint = ", ".join(map(repr, DISTRIBUTIONS)), did_you_mean(str(labels), DISTRIBUTIONS) or "."
-        raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.")
+        raise UnknownName(f"no distribution of y named {labels!r}{hint} There are {every}.", argument="labels")
     target = Target("labels" if outputs == "continuous" or labels == "labels" else "tempered", beta, outputs)
     if depth is not None and depth < 0:
         raise InvalidValue(f"`depth`, the number of hidden layers, must be at least 0; got {depth}.", argument="depth")
     layers = {id(one): one for one in modules(model).values()}.values()
     with_weights = [any(w.ndim > 1 for w in weights_in(own_weights(one)).values()) for one in layers]
     if depth is None and not any(with_weights):
-        raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.")
+        raise InvalidValue("the model has no layer with a matrix of weights to count; pass `depth`.", argument="depth")
     experiment = Experiment(models={"model": model}, data=data, **options)
     factor, total, seen = sum(with_weights) if depth is None else depth + 1, 0.0, 0
     with experiment.lending(model), torch.inference_mode(False), inference_mode_of(model, exact=exact_model):
         for batch in reported_batches(data, experiment.examples, "reading"):
-            batch = Taps.without_inference(prepared(model, batch, experiment.transform))
+            batch = Taps.without_inference(prepare_batch(model, batch, experiment.transform))
             logits = logits_of(call(model, batch, experiment.forward)).detach()
             require_finite(logits, "the model's output")
             logits = class_logits(logits) if outputs == "categorical" else logits
@@ -270,8 +270,8 @@ class _Fisher:
         values = torch.cat([total / size / examples for total, size in zip(self.sums, sizes, strict=True)])
         require_finite(values, "the Fisher information")
         filters = tuple((name.removeprefix("model."), len(one)) for name, one in self.weights.items())
-        how = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
-        labels = f"{how}, {self.classes} outputs, {self.outputs}"
+        expectation = f"{self.samples} draws from the prediction, seed {self.seed}" if self.samples else "expected"
+        labels = f"{expectation}, {self.classes} outputs, {self.outputs}"
         return TaskEmbedding(values.numpy(), filters, weights_digest(self.weights), examples, labels)
 
     def _add(self, draws: Tensor, *tensors: Tensor, rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
@@ -290,26 +290,26 @@ class _Fisher:
             self.sums = [total + fresh.cpu() for total, fresh in zip(self.sums, alone, strict=True)]
 
     def _of_one(self, batch: Any, draw: Tensor) -> list[Tensor]:
-        logits, pull = vjp(lambda weights: called_with(self.running, weights, batch), self.weights)[:2]
-        return self._squares(logits, lambda step: list(pull(step)[0].values()), draw)
+        logits, pullback = vjp(lambda weights: called_with(self.running, weights, batch), self.weights)[:2]
+        return self._squares(logits, lambda step: list(pullback(step)[0].values()), draw)
 
     def _of_one_alone(self, batch: Any, draw: Tensor) -> list[Tensor]:
         weights = {name: one.clone().requires_grad_() for name, one in self.weights.items()}
         logits = called_with(self.running, weights, batch)
 
-        def pull(step: Tensor) -> list[Tensor]:
+        def pullback(step: Tensor) -> list[Tensor]:
             found = torch.autograd.grad(logits, list(weights.values()), step, retain_graph=True, allow_unused=True)
             return [torch.zeros_like(w) if g is None else g for w, g in zip(weights.values(), found, strict=True)]
 
-        return self._squares(logits.detach(), pull, draw)
+        return self._squares(logits.detach(), pullback, draw)
 
-    def _squares(self, logits: Tensor, pull: Pull, draw: Tensor) -> list[Tensor]:
+    def _squares(self, logits: Tensor, pullback: Pullback, draw: Tensor) -> list[Tensor]:
         """Return the squared gradients of one example, summed over each filter and over the draws of y."""
-        refuse_odd_outputs(logits, self.outputs)
+        require_rows(logits, self.outputs)
         self.classes = logits.shape[1]
         totals: list[Any] = [0.0] * len(self.weights)
         for step in self._steps(logits[0].to(draw.dtype), draw):
-            for place, one in enumerate(pull(step.to(logits.dtype).unsqueeze(0))):
+            for place, one in enumerate(pullback(step.to(logits.dtype).unsqueeze(0))):
                 totals[place] = totals[place] + vector_norm(one.reshape(len(one), -1), dim=1, dtype=draw.dtype).square()
         return totals
 
@@ -381,12 +381,13 @@ def _is_of(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
 
 
-def refuse_odd_outputs(logits: Tensor, outputs: str) -> None:
+def require_rows(logits: Tensor, outputs: str) -> None:
     """Refuse outputs that are not one row for an example, or a single logit for one class of many."""
     if logits.ndim != 2:
         raise ShapeError(
             f"one row of outputs is needed for an example; the model gives {tuple(logits.shape[1:])}. Pass `forward=`, "
-            "a function of (model, batch) that returns rows."
+            "a function of (model, batch) that returns rows.",
+            argument="forward",
         )
     if outputs == "categorical" and logits.shape[1] < 2:
         raise ShapeError(
@@ -403,11 +404,13 @@ def _squared_products(logits: Tensor, given: Any, labels: str, target: Target) -
             inner = f.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(target.losses(inner, given).sum(), inner)
         return (f * gradient).flatten(1).sum(1).square()
-    refuse_odd_outputs(f, target.outputs)
+    require_rows(f, target.outputs)
     factor = target.beta if labels == "tempered" else 1.0
     if target.outputs == "continuous":  # a Gaussian of variance 1, or 1/β
         if not factor:
-            raise InvalidValue("a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.")
+            raise InvalidValue(
+                "a Gaussian is tempered with `beta` above 0; got 0, at which it has no width.", argument="beta"
+            )
         return f.square().sum(1) / factor
     if target.outputs == "multilabel":
         p, q = f.sigmoid(), (factor * f).sigmoid()

@@ -94,7 +94,10 @@ def kernel_ridge(
     """
     parts = KERNELS[checked_kernel(kernel)]
     if kernel == "transport":
-        raise InvalidValue("kernel='transport' has no value between a bucket and a new example; take another kernel.")
+        raise InvalidValue(
+            "kernel='transport' has no value between a bucket and a new example; take another kernel.",
+            argument="kernel",
+        )
     if ridge is not None and not ridge > 0:
         raise InvalidValue(f"`ridge` must be above 0; got {ridge:g}.", argument="ridge")
     if classes is not None and not 2 <= classes <= buckets:
@@ -105,8 +108,8 @@ def kernel_ridge(
     experiment = Experiment(models={"model": model}, data=train, **options)
     settings = SketchSettings(buckets, stacks, experiment.seed, (*parts, "labels"), beta=beta, outputs=outputs)
     target = Target("tempered", beta, outputs)
-    how = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
-    reading = _reading(model, kernel, target, how)
+    reading_options = {"shape": shape, "forward": experiment.forward, "transform": experiment.transform}
+    reading = _reading(model, kernel, target, reading_options)
     with experiment.lending(model):
         sketches = _sketched(reading, experiment, layers, settings, classes)
     fits, left_out = {}, {}
@@ -316,7 +319,7 @@ def _reading(model: nn.Module, kernel: str, target: Target, options: Mapping[str
     return ModelReading(model, None if kernel == "features" else target, one_row=True, **options)
 
 
-def _refuse_over_memory(settings: SketchSettings, widths: Mapping[str, int]) -> None:
+def _require_memory(settings: SketchSettings, widths: Mapping[str, int]) -> None:
     """Refuse more buckets than there is memory for: their sums at all layers, and the kernel of one layer at a time."""
     buckets, parts = settings.buckets, [part for part in settings.parts if part not in LABELS]
     numbers = sum(psi_width(width, buckets) if part == "psi" else width for width in widths.values() for part in parts)
@@ -341,7 +344,7 @@ def _sketched(
         labels = _labels(batch, classes)
         seen.update(np.unique(labels).tolist())
         if not made:
-            _refuse_over_memory(settings, {name: rows.shape[1] for name, rows in features.items()})
+            _require_memory(settings, {name: rows.shape[1] for name, rows in features.items()})
             made.append(LayerSketches(list(features), settings))
         outputs = dict.fromkeys(features, (None, labels))
         fed = {"activations": features, "gradients": gradients, "outputs": outputs}

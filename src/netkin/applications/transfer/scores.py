@@ -113,7 +113,7 @@ def score(
         first = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
         summary = first.removeprefix("Return ").replace("``", "").rstrip(".")
         quantity = Quantity(
-            id=name or function.__name__, kind="worth", higher_is_closer=higher_is_better, bounds=bounds,
+            id=name or function.__name__, kind="score", higher_is_closer=higher_is_better, bounds=bounds,
             convention=f"{summary}; {reference}", reference=reference,
         )  # fmt: skip
         SCORES[quantity.id] = TransferScore(quantity, function, passes, needs_head or passes > 1)

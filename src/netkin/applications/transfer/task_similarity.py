@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from netkin import __version__
+from netkin.applications.experiment import Experiment
 from netkin.applications.transfer.fisher import (
     TaskEmbedding,
     fisher_rao_distance,
@@ -24,13 +25,15 @@ from netkin.applications.transfer.tasks import about_task, model_input
 from netkin.comparing.feed import data_name
 from netkin.errors import InvalidValue, require_listed
 from netkin.identity import DataDigest, weights_digest, with_call
-from netkin.progress import ProgressOption, command, reported, showing
-from netkin.representations.inputs import batch_length, batches_of
+from netkin.progress import ProgressOption, command, showing, with_progress
+from netkin.representations.hooks import inference_mode_of, main_tensor
+from netkin.representations.inputs import batch_length, batches_of, examples_in, feed, take
 from netkin.results import Comparison, Values
 from netkin.results.quantity import Quantity
 from netkin.settings import loaders_kept
-from netkin.sources.names import by_name
+from netkin.sources.names import loaded_by_name
 from netkin.sources.weights import random_weights
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
 NO_ERROR = "none: the examples are not kept apart"
 
@@ -84,7 +87,7 @@ SCORES = {
 
 
 @with_call
-@by_name(models="tasks")
+@planned
 def task_similarity(
     tasks: Mapping[str, Any],
     score: str = "task2vec",
@@ -92,11 +95,12 @@ def task_similarity(
     independent: bool = False,
     progress: ProgressOption = None,
     **options: Any,
-) -> Comparison:
+) -> Planning[WorkPlan, Comparison]:
     """Return how similar tasks are by one number for each pair, with the tasks in rows and columns.
 
     Each model runs once over its own data. Task2Vec compares data sets by one reference network, with a head fitted to
-    each; the Fisher–Rao distance compares any networks.
+    each: tasks that name the same model have the same weights, also where these are random. The Fisher–Rao distance
+    compares any networks, and with it, or with `independent`, each random model has weights of its own.
 
     Args:
         tasks: from names to (model, data).
@@ -117,10 +121,12 @@ def task_similarity(
     if not isinstance(tasks, Mapping) or len(tasks) < 2:
         sentence = "`tasks` is a mapping from names to (model, data), with two tasks at least."
         raise InvalidValue(sentence, argument="tasks")
+    tasks = loaded_by_name(tasks, same_weights=SCORES[score].read is task2vec and not independent)
+    yield lambda: _plan(tasks, SCORES[score], options)
     chosen, networks, read = SCORES[score], list[Any](), dict[str, Any]()
     provenance, seen, names = {"call": command()}, list[_DigestedData](), tuple(tasks)
     with showing(progress):
-        for name, task in reported(tasks.items(), "embedding", "tasks", total=len(tasks)):
+        for name, task in with_progress(tasks.items(), "embedding", "tasks", total=len(tasks)):
             with about_task(name), loaders_kept(task[1] if isinstance(task, tuple) else None):
                 side = model_input(task)
                 data = _DigestedData(side.data, options.get("examples"))
@@ -130,8 +136,8 @@ def task_similarity(
             provenance |= {f"weights of {name}": weights_digest(side.model), f"data of {name}": data.described}
     provenance |= random_weights(dict.fromkeys(networks))
     samples = options.get("samples")
-    how = {"independent": True} if independent and chosen.read is task2vec else {}
-    values = np.array([[chosen.compare(read[a], read[b], **how) for b in tasks] for a in tasks])
+    settings = {"independent": True} if independent and chosen.read is task2vec else {}
+    values = np.array([[chosen.compare(read[a], read[b], **settings) for b in tasks] for a in tasks])
     table = Values(
         quantity=chosen.quantity, layers_a=names, layers_b=names, values=values, statistic="Fisher information",
         axes=("network", "network"), exactness=f"estimated from {samples} draws of y" if samples else "exact",
@@ -143,6 +149,27 @@ def task_similarity(
         examples=sum(data.digest.count for data in seen), seed=options.get("seed", 0), version=__version__,
         provenance=provenance,
     )  # fmt: skip
+
+
+explain_task_similarity = task_similarity.explain
+
+
+def _plan(tasks: Mapping[str, Any], score: TaskScore, options: Mapping[str, Any]) -> WorkPlan:
+    """Return what the embeddings would take; two examples of a task are run, to learn how many classes there are."""
+    work, memory = [], 0
+    for name, task in tasks.items():
+        with about_task(name), loaders_kept(task[1] if isinstance(task, tuple) else None):
+            side = model_input(task)
+            draws = options.get("samples") if score.read is task2vec else 1
+            if draws is None:
+                experiment = Experiment(models={name: side.model}, data=side.data, device=options.get("device"))
+                with experiment.lending(side.model), inference_mode_of(side.model):
+                    few = take(next(batches_of(side.data)), 2)
+                    outputs = feed(side.model, few, options.get("forward"), options.get("transform"))
+                draws = main_tensor(outputs, "").shape[-1]
+            work.append(Work(f"embedding {name}", examples_in(side.data, options.get("examples")), backward=draws))
+            memory = max(memory, sum(weight.nbytes for weight in side.model.parameters()))
+    return WorkPlan(tuple(work), {"the Fisher information of one network": 2 * memory})
 
 
 class _DigestedData:

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netkin.comparing import Comparer, ModelInput, collect
+from netkin.comparing import Comparer, ModelInput, collect, explain
 from netkin.comparing.alignment import Alignment, Pairs
 from netkin.comparing.comparer import measures_of
+from netkin.comparing.plan import needs_of
 from netkin.comparing.spec import Options, Spec, functions_by_name, layers_by_name, takes_options
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, NoValue, require_at_least
 from netkin.identity import with_call
 from netkin.measures.registry import Measure, find
-from netkin.progress import reported, showing
+from netkin.progress import showing, with_progress
 from netkin.results import Comparison, Comparisons
 from netkin.results.caveats import Caveat, grouped
 from netkin.results.values import Values
 from netkin.sources.names import by_name
 from netkin.statistics.sketches import LayerSketches
+from netkin.training.work_plan import Planning, Work, WorkPlan, planned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +37,7 @@ SAME, APART = "the same examples in the same buckets", "no examples in common bu
 
 
 @with_call
+@planned
 @by_name(models="tasks")
 @takes_options("part start resize rows seed names errors chunks partial engine save overwrite")
 def compare_tasks(
@@ -44,7 +47,7 @@ def compare_tasks(
     seeds: int = SEEDS,
     share_buckets: bool = True,
     **options: Unpack[Options],
-) -> Comparisons:
+) -> Planning[WorkPlan, Comparisons]:
     """Return how similar all tasks are, block by block, each task also with itself; a task is a model with its data.
 
     Models may be of any architecture and data sets of any size. Each task takes one pass over its data, forward and
@@ -81,13 +84,38 @@ def compare_tasks(
     groups = _replicates(tasks, measures, seeds)
     step = 0 if share_buckets else max(map(len, groups))
     found: dict[str, Comparer] = {}
+
+    def call(place: int, name: str) -> tuple[list[Measure], dict[str, Any]]:
+        own = {option: values[name] for option, values in by_task.items()}
+        return [_shifted(one, place * step) for group in groups for one in group], {**options, **own}
+
+    yield lambda: _plan({name: (task, *call(place, name)) for place, (name, task) in enumerate(tasks.items())})
     with showing(progress):
-        for place, (name, task) in enumerate(reported(list(tasks.items()), "sketching", "tasks")):
-            own = {option: values[name] for option, values in by_task.items()}
-            wanted = [_shifted(one, place * step) for group in groups for one in group]
+        for place, (name, task) in enumerate(with_progress(list(tasks.items()), "sketching", "tasks")):
+            wanted, how = call(place, name)
             with about_task(name):
-                found[name] = _sketched(name, task, wanted, step, {**options, **own})
+                found[name] = _sketched(name, task, wanted, step, how)
         return _read(found, groups, step, pairs)
+
+
+explain_compare_tasks = compare_tasks.explain
+
+
+def _plan(calls: Mapping[str, tuple[Any, list[Measure], dict[str, Any]]]) -> WorkPlan:
+    """Return what the sketches of the tasks would take; few examples of each are run, to learn the layers."""
+    work, memory, refused, made = list[Work](), 0, list[str](), list[str]()
+    for name, (task, wanted, how) in calls.items():
+        if isinstance(task, Comparer):
+            made.append(name)
+            continue
+        with about_task(name):
+            plan = explain(model_input(task), None, None, wanted, names=(name, name), **how)
+        backward = len({need.target for need in needs_of(wanted)} - {None})
+        work.append(Work(f"sketching {name}", plan.examples, backward=backward))
+        memory += plan.bytes
+        refused += [f"task {name!r}: {plan.refused}"] if plan.refused else []
+    notes = [f"sketches are there already: {', '.join(made)}"] if made else []
+    return WorkPlan(tuple(work), {"sketches": memory}, tuple(notes), next(iter(refused), ""))
 
 
 def _kind(given: Any) -> str:
@@ -111,7 +139,7 @@ def _replicates(tasks: Mapping[str, Any], measures: Any, seeds: int) -> list[lis
     made = next((task for task in tasks.values() if isinstance(task, Comparer)), None)
     if measures is None and made is not None:
         groups: dict[str, list[Measure]] = {}
-        for one in filter(_is_sketched, map(find, made.record.asked)):
+        for one in filter(_is_sketched, map(find, made.record.measures)):
             groups.setdefault(_shifted(one, -one.settings["seed"]).id, []).append(one)
         if groups:
             return list(groups.values())
@@ -134,10 +162,10 @@ def _shifted(measure: Measure, by: int) -> Measure:
     return replace(measure, parameters=measure.parameters | {"seed": measure.settings["seed"] + by})
 
 
-def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, how: Mapping[str, Any]) -> Comparer:
+def _sketched(name: str, task: Any, wanted: Sequence[Measure], step: int, options: Mapping[str, Any]) -> Comparer:
     """Return the sketches of one task: from one pass over its data, or those that were made before."""
     if not isinstance(task, Comparer):
-        return collect(model_input(task), None, None, list(wanted), names=(name, name), **how)
+        return collect(model_input(task), None, None, list(wanted), names=(name, name), **options)
     if len(task.models) > 1:
         raise InvalidValue(f"a task is one model with its data; these sketches are of {len(task.models)}.")
     if step:
@@ -175,7 +203,7 @@ def _read(found: Mapping[str, Comparer], groups: Sequence[Sequence[Measure]], st
     made: dict[tuple[str, str], list[list[Comparison]]] = {pair: [[] for _ in groups] for pair in wanted.of}
     shared: dict[tuple[str, str], list[float]] = {pair: [] for pair in wanted.of}
     every = [(place, measure) for place, group in enumerate(groups) for measure in group]
-    for place, measure in reported(every, "measuring", "sketches"):
+    for place, measure in with_progress(every, "measuring", "sketches"):
         beside = _beside(found, measure, step, wanted)
         for pair in wanted.of:
             with showing(False):

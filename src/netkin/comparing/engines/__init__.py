@@ -77,9 +77,9 @@ class PassEngine(Engine):
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
         from netkin.comparing.many_models import Many
 
-        return Many(replace(call, engine=self), measures).explained()
+        return Many(replace(call, engine=self), measures).explain()
 
-    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
+    def prepare(self, sides: Sequence[Side], settings: Mapping[str, str]) -> AbstractContextManager[None]:
         """Return a context for the pass; processes that were called with other settings are refused."""
         return nullcontext()
 
@@ -94,11 +94,11 @@ class PassEngine(Engine):
         """Return a context in which the first batch is folded in, all processes by the same shifts and scales."""
         return nullcontext()
 
-    def joined(self, comparer: Comparer, length: int | None) -> Comparer:
+    def join(self, comparer: Comparer, length: int | None) -> Comparer:
         """Return the comparer of all processes, of which this one had `length` examples to read."""
         return comparer
 
-    def shared(self, make: Callable[[], Result]) -> Result:
+    def once(self, make: Callable[[], Result]) -> Result:
         """Return what `make` returns, which is called in one process only and given to all."""
         return make()
 

@@ -26,9 +26,10 @@ from netkin.comparing.sides import ModelSide, Side
 from netkin.errors import InvalidValue, NetkinError, ShapeError, WorkerError
 from netkin.identity import form_of, settings_digest
 from netkin.progress import showing
+from netkin.representations.layers import require_whole_model
 from netkin.results import Comparison
 from netkin.results.packing import packed_columns, unpacked_columns
-from netkin.statistics.stored import from_plain, to_plain
+from netkin.statistics.storage import from_plain, to_plain
 
 GRACE = 5.0  # seconds that a rank which has failed waits for the others to read its fault
 PAUSES = (0.001, 0.05)  # seconds between two checks of the store, at first and at most
@@ -54,24 +55,24 @@ class Distributed(PassEngine):
             yield
 
     @contextmanager
-    def prepared(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
+    def prepare(self, sides: Sequence[Side], settings: Mapping[str, str]) -> Iterator[None]:
         models = {side.name: side.model for side in sides if isinstance(side, ModelSide)}
         for name, model in models.items():
-            _refuse_sharded(name, model)
-        self.ranks.refuse_unlike(settings)
+            require_whole_model(model, repr(name))
+        self.ranks.require_same(settings)
         with ExitStack() as stack:
             for model in models.values():
                 if isinstance(model, DistributedDataParallel):
                     stack.enter_context(self._first_buffers(model))
-            self._refuse_other_forms(models)
+            self._require_same_forms(models)
             yield
 
-    def _refuse_other_forms(self, models: Mapping[str, nn.Module]) -> None:
+    def _require_same_forms(self, models: Mapping[str, nn.Module]) -> None:
         """Refuse models that are not the same on all ranks beside their weights, and name the module or attribute."""
         forms = {name: form_of(model).attributes for name, model in models.items()}
         first, *others = self.ranks.gathered(settings_digest(forms))
         if any(other != first for other in others):  # all of it is large, and sent only then
-            self.ranks.refuse_unlike(
+            self.ranks.require_same(
                 {f"{part!r} of {name!r}": form[part] for name, form in forms.items() for part in form}
             )
 
@@ -96,7 +97,7 @@ class Distributed(PassEngine):
     def opening(self, comparer: Comparer) -> Iterator[None]:
         sizes = {model: {layer.name: layer.width for layer in layers} for model, layers in comparer.layers.items()}
         kinds = [[collector.kind for collector in collectors] for collectors in comparer.collectors]
-        self.ranks.refuse_unlike(
+        self.ranks.require_same(
             {f"layers of {model!r}": widths for model, widths in sizes.items()} | {"collectors": kinds}
         )
         if self.ranks.is_first:
@@ -110,7 +111,7 @@ class Distributed(PassEngine):
             collector.take_frame(frame)
         yield
 
-    def joined(self, comparer: Comparer, length: int | None) -> Comparer:
+    def join(self, comparer: Comparer, length: int | None) -> Comparer:
         rank = self.ranks.rank
         if length is not None and comparer.examples != length:
             raise InvalidValue(
@@ -145,7 +146,7 @@ class Distributed(PassEngine):
         except ShapeError as fault:
             raise ShapeError(f"the shares of two ranks do not fit: {fault}") from fault
 
-    def shared(self, make: Callable[[], Result]) -> Result:
+    def once(self, make: Callable[[], Result]) -> Result:
         results: list[Result] = []
 
         def message() -> TensorMessage:
@@ -170,18 +171,6 @@ def _to_message(result: Comparer | list[Comparison]) -> TensorMessage:
 def _from_message(header: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return from_arrays(header, arrays) if "collectors" in header else unpacked_columns(header, arrays)
-
-
-def _refuse_sharded(name: str, model: nn.Module) -> None:
-    """Refuse a model of which each rank holds a piece: it runs only if all ranks run it at once, and shares differ."""
-    tensors = (type(parameter).__name__ for parameter in model.parameters())
-    wrappers = (type(module).__name__ for module in model.modules())
-    if "DTensor" in tensors or "FullyShardedDataParallel" in wrappers:
-        raise InvalidValue(
-            f"the weights of {name!r} are sharded over the ranks (FSDP), so that every forward needs all ranks at "
-            "once, and their shares of the data differ in length; load the full weights on each rank, as "
-            "`torch.distributed.checkpoint.state_dict.get_model_state_dict` gives them."
-        )
 
 
 # --- ranks ----------------------------------------------------------------------------------------------------------
@@ -282,7 +271,7 @@ class Ranks:
             )
         return [json.loads(self._ask_store("get", key)) for key in keys]
 
-    def refuse_unlike(self, facts: Mapping[str, Any]) -> None:
+    def require_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse, on every rank, facts that are not the same on all of them."""
         first, *others = self.gathered(facts)
         for rank, other in enumerate(others, start=1):

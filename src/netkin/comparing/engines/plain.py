@@ -19,7 +19,7 @@ from netkin.errors import InvalidValue
 from netkin.measures.registry import Measure, find
 from netkin.representations.shapes import is_custom, shape_name
 from netkin.results.values import Pair
-from netkin.sources.batches import Batches, Borrowed, sample
+from netkin.sources.batches import Batches, Borrowed, OwnBatches, sample
 from netkin.sources.datasets import load_data
 from netkin.sources.names import current_directory_importable, find_function
 
@@ -55,7 +55,10 @@ class DataSpec:
     def load(self, models: Sequence[str] = ()) -> Batches | Borrowed:
         """Return the data, as the `models` of these names take them."""
         data = load_data(self.name, batch_size=self.batch_size, models=models)
-        return sample(data, self.examples, seed=self.seed, balanced=self.balanced)
+        data = sample(data, self.examples, seed=self.seed, balanced=self.balanced)
+        if isinstance(data, OwnBatches):
+            raise data.refusal
+        return data
 
 
 def plain_call(call: Call, measures: Sequence[Measure]) -> PlainCall:

@@ -23,14 +23,14 @@ from netkin.comparing.comparer import Comparer, from_arrays
 from netkin.comparing.engines import Engine, worker
 from netkin.comparing.engines.plain import plain_call
 from netkin.comparing.engines.worker import Message, fault_from
-from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsWay, as_sample
+from netkin.comparing.many_models import ManyPlan, ModelBlock, PairsSchedule, as_sample
 from netkin.comparing.pairs_job import groups_of, identity_of_study, label_of
 from netkin.comparing.plan import weights_alone
 from netkin.errors import InvalidValue, MissingExtra, NetkinError, SourceError, WorkerError, blame
 from netkin.identity import COMPARE, described_call, settings_digest
 from netkin.jobs import Job
 from netkin.measures.registry import Measure
-from netkin.progress import announced, command, reporting
+from netkin.progress import announce, command, reporting
 from netkin.results import Comparison, Comparisons
 from netkin.results.packing import unpacked_columns
 from netkin.results.records import as_record
@@ -102,7 +102,7 @@ class Ray(Engine):
             return result
 
     def explain_many(self, call: Call, measures: Sequence[Measure]) -> ManyPlan:
-        return _Work(self, call, measures).explained()
+        return _Work(self, call, measures).explain()
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Ray(Engine):
 class Split:
     """How a call is split, as it was when its job began."""
 
-    way: PairsWay
+    schedule: PairsSchedule
     limit: int  # bytes of the statistics of a task
     shares: int  # parts of the data
 
@@ -145,7 +145,7 @@ class _Work:
         self.plain = plain_call(call, measures)
         self.gpus = self.plain["gpus"] = engine.gpus if self.plain["device"] == "cuda" else 0.0
         self.cluster = Cluster(engine.address)
-        self.cluster.refuse_too_small(self.gpus)
+        self.cluster.require_resources(self.gpus)
         self.plain_here = self.cluster.ray.put(self.plain)
         # bytes of the statistics of a task; None where the GPUs of workers decide
         self.limit = self.cluster.memory() if call.spec.limit is None and not self.gpus else call.spec.limit
@@ -208,24 +208,24 @@ class _Work:
 
         def make() -> dict[str, Any]:
             limit = min(model["limit"] for model in self.models.values()) if self.limit is None else self.limit
-            way = PairsWay((ModelBlock(tuple(self.models), pairs),))
+            schedule = PairsSchedule((ModelBlock(tuple(self.models), pairs),))
             if plans and not weights_alone(self.measures):
-                way = as_record(PairsWay, self._answer("plan", {"pairs": pairs, "limit": limit}))
-            return asdict(Split(way, limit, self._shares(way, job)))
+                schedule = as_record(PairsSchedule, self._answer("plan", {"pairs": pairs, "limit": limit}))
+            return asdict(Split(schedule, limit, self._shares(schedule, job)))
 
         return as_record(Split, job.part(f"plan of {settings_digest(pairs)}", make).values)
 
-    def _shares(self, way: PairsWay, job: Job) -> int:
+    def _shares(self, schedule: PairsSchedule, job: Job) -> int:
         """Return into how many parts the data are split: as many as were requested, or of at least a batch each."""
-        if self.examples is None or not self.is_ordered or way.is_sample:
+        if self.examples is None or not self.is_ordered or schedule.is_sample:
             return 1
         if self.engine.shares is not None:
             return min(self.engine.shares, self.examples)
         slots = self.cluster.slots(self.gpus)
-        usual = math.ceil(PARTS * slots / len(way.blocks)) if slots > 1 or job.folder else 1
+        usual = math.ceil(PARTS * slots / len(schedule.blocks)) if slots > 1 or job.folder else 1
         return max(1, min(usual, self.examples // self.plain["data"]["batch_size"]))
 
-    def explained(self) -> ManyPlan:
+    def explain(self) -> ManyPlan:
         """Return the plan that a worker makes for its memory, and how many tasks run at once."""
         plan = as_record(ManyPlan, self._answer("explain", {"pairs": self.call.of, "limit": self.limit}))
         return replace(plan, lines=(*plan.lines, self.cluster.words(self.gpus)))
@@ -249,7 +249,7 @@ class _Work:
         split = self._planned(job, plans)
         comparisons = chain.from_iterable(unpacked_columns(*message) for message in self._through(split, job, "tables"))
         by_pair = {(comparison.a, comparison.b): comparison for comparison in comparisons}
-        total = self.examples if split.way.is_sample else None
+        total = self.examples if split.schedule.is_sample else None
         return [as_sample(by_pair[pair], total) for pair in self._sound(self.call.of)]
 
     def collected(self, job: Job) -> Comparer:
@@ -262,7 +262,7 @@ class _Work:
         failed: set[str] | None = None
         while failed != set(self.failed):
             failed = set(self.failed)
-            blocks = [self._block(self._sound(block.pairs), split, last) for block in split.way.blocks]
+            blocks = [self._block(self._sound(block.pairs), split, last) for block in split.schedule.blocks]
             self._expect(blocks, job)
             self._finish(blocks, split, job, last)
         self._expect(blocks, job)
@@ -285,7 +285,7 @@ class _Work:
                     _drop_parts(task.block, job)
 
     def _block(self, pairs: Sequence[Pair], split: Split, last: str) -> BlockWork:
-        sample, label = split.way.sample, label_of(pairs, split.way.sample)
+        sample, label = split.schedule.sample, label_of(pairs, split.schedule.sample)
         shares = [f"share {i} of {split.shares} of {label}" for i in range(1, split.shares + 1)]
         groups = {f"values of {label}": pairs} if pairs else {}
         models = list(dict.fromkeys(name for pair in pairs for name in pair))
@@ -306,7 +306,7 @@ class _Work:
         if _is_done(block, job):
             _drop_parts(block, job)
             return
-        sample = split.way.sample
+        sample = split.schedule.sample
         shared: dict[str, Any] = {
             "models": block.models, "pairs": block.pairs, "limit": split.limit, "sample": sample, "part": None,
             "identity": self.identity, "weights": {name: self.models[name]["weights"] for name in block.models},
@@ -356,7 +356,7 @@ class Cluster:
     def __init__(self, address: str | None = None):
         self.ray = _imported()
         if not self.ray.is_initialized():
-            with announced("starting Ray" if address is None else f"connecting to Ray at {address}"):
+            with announce("starting Ray" if address is None else f"connecting to Ray at {address}"):
                 _connect(self.ray, address)
         elif address not in (None, "auto", here := self.ray.get_runtime_context().gcs_address):
             raise InvalidValue(
@@ -385,7 +385,7 @@ class Cluster:
         sizes = [(node["Resources"].get("memory", 0), _slots(node)) for node in self.nodes]
         return int(min((size / max(4, 2 * slots) for size, slots in sizes if size and slots), default=2**30))
 
-    def refuse_too_small(self, gpus: float) -> None:
+    def require_resources(self, gpus: float) -> None:
         """Refuse a cluster that can do no task of this kind."""
         if not self.slots(gpus):
             what = f"a GPU, and each task needs {gpus:g} of one" if gpus else "a CPU, and each task needs one"

@@ -34,7 +34,7 @@ from netkin.comparing.stream import KeptLayer, Stream
 from netkin.comparing.tabulating import comparisons_of
 from netkin.errors import InvalidValue, NetkinError, SourceError, WorkerError, blame
 from netkin.identity import settings_digest
-from netkin.progress import commanded, showing
+from netkin.progress import as_command, showing
 from netkin.representations import batches_of
 from netkin.representations.inputs import examples_in, loader_of, reshuffles
 from netkin.results.packing import packed_columns
@@ -67,11 +67,11 @@ def run_task(
     """
     begin = time.perf_counter()
     try:
-        _refuse_other_versions(context["versions"])
+        _require_same_versions(context["versions"])
         _enter(context["folder"])
         cache.start_call(context["token"])
         module, _, name = function.partition(":")
-        with commanded(context["command"]), showing(False):
+        with as_command(context["command"]), showing(False):
             message = getattr(importlib.import_module(module), name)(plain, task, *messages)
     except Exception as fault:
         status = plain_fault(fault)
@@ -100,7 +100,7 @@ def fault_from(plain: Mapping[str, Any]) -> NetkinError:
     return fault
 
 
-def _refuse_other_versions(wanted: Mapping[str, str]) -> None:
+def _require_same_versions(wanted: Mapping[str, str]) -> None:
     here, there = (
         " and ".join(f"{name} {number}" for name, number in numbers.items()) for numbers in (versions(), wanted)
     )
@@ -173,7 +173,7 @@ def data_of(plain: PlainCall) -> tuple[Any, str]:
 def data_identity(data: Batches | Borrowed) -> str:
     """Return a text that identifies data: of those in memory all, of a user's loader its first batch."""
     if isinstance(data, Batches):
-        return settings_digest([data.stored, data.labels])
+        return settings_digest([data.stored, data.labels, *([data.texts, data.split_by] if data.texts else [])])
     if not is_ordered(data):
         return "in another order each time"
     first = next(iter(batches_of(data)), None)
@@ -214,14 +214,14 @@ def _keep_witness(key: Any, rows: Tensor, *_: Any) -> KeptLayer:
 
 
 def plan(plain: PlainCall, task: Task) -> Message:
-    """Return the way through some pairs of models that fits a worker's memory."""
+    """Return the schedule of some pairs of models that fits a worker's memory."""
     call = _call_of(plain, task)
-    return asdict(Survey(call, measures_from(plain["measures"]), keeps_rows=False).way()), {}
+    return asdict(Survey(call, measures_from(plain["measures"]), keeps_rows=False).schedule()), {}
 
 
 def explain(plain: PlainCall, task: Task) -> Message:
     """Return how a worker would go about all pairs of many models."""
-    return asdict(Many(_call_of(plain, task), measures_from(plain["measures"])).explained(keeps_rows=False)), {}
+    return asdict(Many(_call_of(plain, task), measures_from(plain["measures"])).explain(keeps_rows=False)), {}
 
 
 def _call_of(plain: PlainCall, task: Task) -> Call:
@@ -277,7 +277,8 @@ def _collected(plain: PlainCall, task: Task) -> Comparer:
             f"{platform.node()}, and {task['identity']} before."
         )
     if task["sample"] is not None:
-        data = cache.once("sample", partial(_sample, data, plain["spec"], task["sample"]))
+        spec = plain["spec"]
+        data = cache.once("sample", partial(HeldExamples, data, spec["examples"], task["sample"], spec["seed"]))
         plain = {**plain, "spec": {**plain["spec"], "examples": None}}
     call = call_from(plain, cache.loaded(plain, task["models"]), data, task["pairs"], task["limit"], task["part"])
     comparer = call.collect(measures_from(plain["measures"]))
@@ -290,10 +291,6 @@ def _collected(plain: PlainCall, task: Task) -> Comparer:
                     f"{platform.node()}, and {digest} before."
                 )
     return comparer
-
-
-def _sample(data: Any, spec: Mapping[str, Any], count: int) -> HeldExamples:
-    return HeldExamples(data, spec["examples"], count, spec["seed"])
 
 
 def _complete(comparer: Comparer, task: Task) -> Comparer:

@@ -14,11 +14,13 @@ function roundNumbers(from, to, count = 5) {
 }
 
 for (const field of all(".field[data-chart]")) {
-  const { x, names, up, across, lines } = structuredClone(blocks.get(field.dataset.chart).chart);
+  const { x, names, up: ends, logarithmic, across, lines } = structuredClone(blocks.get(field.dataset.chart).chart);
+  const level = (value) => (logarithmic ? Math.log10(Math.max(value, ends[0])) : value);
+  const up = ends.map(level);
   const whole = field.closest("figure, [data-lines], .card") ?? field;
   const svg = find("svg", field);
   const groups = all("g.line", svg);
-  const ends = all(".end", field);
+  const labels = all(".end", field);
   const buttons = all(".key button", whole);
   const readout = find(".readout", whole);
   const spot = field.appendChild(document.createElement("span"));
@@ -30,7 +32,7 @@ for (const field of all(".field[data-chart]")) {
   Object.assign(reset, { type: "button", textContent: "Whole chart", hidden: true, className: "controls" });
   field.append(reset);
 
-  for (const line of lines) line.y = line.values.map((value) => (value === null ? null : up[0] === up[1] ? 0.5 : (value - up[1]) / (up[0] - up[1])));
+  for (const line of lines) line.y = line.values.map((value) => (value === null ? null : up[0] === up[1] ? 0.5 : (level(value) - up[1]) / (up[0] - up[1])));
   const known = (line, place) => (lines[line]?.y[place] ?? null) !== null;
   const spread = (error) => (error ? ` ± ${number(error)}` : "");
   const told = (line, place) => `${lines[line].name}, ${across} ${names[place]}: ${number(lines[line].values[place])}${spread(lines[line].errors?.[place])}`;
@@ -44,7 +46,7 @@ for (const field of all(".field[data-chart]")) {
     const front = line === null ? pressed : [...pressed, line];
     field.classList.toggle("dimmed", front.length > 0 && lines.length > 1);
     groups.forEach((group, k) => group.classList.toggle("lit", front.includes(k)));
-    for (const end of ends) end.classList.toggle("lit", front.includes(Number(end.dataset.line)));
+    for (const end of labels) end.classList.toggle("lit", front.includes(Number(end.dataset.line)));
     if (line !== null) svg.append(groups[line]);
   }
 
@@ -117,7 +119,7 @@ for (const field of all(".field[data-chart]")) {
     const height = (share) => up[1] + share * (up[0] - up[1]);
     for (const value of roundNumbers(height(view.top), height(view.bottom))) {
       const top = ((value - up[1]) / (up[0] - up[1]) - view.top) / (view.bottom - view.top);
-      tick(String(value), `right:calc(100% + 8px);transform:translateY(-50%);top:${100 * top}%`);
+      tick(logarithmic ? number(10 ** value) : String(value), `right:calc(100% + 8px);transform:translateY(-50%);top:${100 * top}%`);
     }
     let free = -Infinity;
     x.forEach((place, k) => {
@@ -213,7 +215,7 @@ for (const field of all(".field[data-chart]")) {
     chosen();
   });
 
-  for (const own of [...buttons, ...ends]) {
+  for (const own of [...buttons, ...labels]) {
     const line = Number(own.dataset.line);
     own.addEventListener("pointerenter", () => light(line));
     own.addEventListener("pointerleave", () => light(null));

@@ -25,7 +25,7 @@ from netkin.reporting.figures.drawing import (
     empty_figure,
     kind_of,
     matplotlib,
-    refuse_file,
+    require_measure_name,
     write_figure,
     write_words,
 )
@@ -79,7 +79,7 @@ def plot(
         overwrite: Write also over a file that is no figure of netkin's.
     """
     kind = kind_of(path)
-    refuse_file(measures)
+    require_measure_name(measures)
     matplotlib("matplotlib")
     if measures is not None:
         results = _with_measures(results, [measures] if isinstance(measures, str) else measures)

@@ -28,7 +28,7 @@ def kind_of(path: str | os.PathLike[str] | None) -> str:
     return kind.lstrip(".")
 
 
-def refuse_file(measure: object) -> None:
+def require_measure_name(measure: object) -> None:
     """Refuse the name of a file where that of a measure belongs."""
     if isinstance(measure, (str, os.PathLike)) and str(measure).lower().endswith(KINDS):
         raise InvalidValue(f"{str(measure)!r} is a file, and no measure; pass it as `path={str(measure)!r}`.")

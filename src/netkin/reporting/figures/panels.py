@@ -270,6 +270,7 @@ def _line_into(ax: Any, chart: Chart, k: int, line: Line, colours: Sequence[str]
     reach = [[abs(values[j] - bar[side]) for j, bar in enumerate(bars)] for side in (0, 1)]
     marks: dict[str, Any] = {"marker": MARKS[kind % 4], "markersize": 3} if chart.along is None else {"marker": "."}
     style = {"linewidth": 1.2, "color": f"C{kind % 10}" if line.depth is None else colours[line.depth]} | marks
+    style |= {"linestyle": "none"} if line.dotted else {}
     shown = np.where(np.arange(len(values)) < free, values, math.nan)
     if any(line.bar(j) for j in range(free)):
         drawn = ax.errorbar(places, shown, yerr=np.nan_to_num(reach), capsize=2, **style)[0]

@@ -42,7 +42,7 @@ from netkin.results.labels import (
     has_errors,
     has_networks,
     is_of_tasks,
-    is_worth,
+    is_score,
     listing,
     pair_label,
     partners,
@@ -139,7 +139,7 @@ def _where(comparison: Comparison) -> str:
 
 
 def _is_stitched(comparison: Comparison) -> bool:
-    return any(map(is_worth, comparison.tables.values()))
+    return any(map(is_score, comparison.tables.values()))
 
 
 def _of_tasks(comparisons: Sequence[Comparison]) -> bool:
@@ -226,7 +226,7 @@ def _means_in_words(summaries: Sequence[Grid]) -> str:
 
 def spread_section(comparisons: Sequence[Comparison]) -> Section | None:
     """Return means and deviations over comparisons with stitches, or None where there are none."""
-    if not any(is_worth(table) for one in comparisons for table in one.tables.values()):
+    if not any(is_score(table) for one in comparisons for table in one.tables.values()):
         return None
     try:
         spread = spread_of(comparisons)
@@ -304,7 +304,7 @@ def _figure(comparison: Comparison, grid: Grid, names: Names, key: str, said: Co
     a, b = (Name(names[model], model) for model in (comparison.a, comparison.b))
     tables, ids = [comparison.tables[id_] for id_ in grid.listed or (grid.id,)], list(comparison.tables)
     more: dict[str, Any] = {
-        "axes": (a, " → " if grid.scale.worth else " and ", b) if grid.listed else ("↓ ", a, "  → ", b),
+        "axes": (a, " → " if grid.scale.is_score else " and ", b) if grid.listed else ("↓ ", a, "  → ", b),
         "sides": (names[comparison.a], names[comparison.b]),
         "order": [ids.index(table.id) for table in tables],
         "fitted_with": tables[0].quantity.name,
@@ -346,12 +346,16 @@ def _facts(comparison: Comparison, grids: Sequence[Grid]) -> list[str]:
 def _counted(comparison: Comparison) -> list[str]:
     """Return how many measures there are or, of stitches, how many methods and scores beside similarities."""
     tables = list(comparison.tables.values())
-    worths = [table for table in tables if is_worth(table)]
-    measures = plural(len(tables) - len(worths), "measure")
-    if not worths:
+    score_tables = [table for table in tables if is_score(table)]
+    measures = plural(len(tables) - len(score_tables), "measure")
+    if not score_tables:
         return [measures]
-    methods, scores = len(set(map(column_label, worths))), len({table.quantity.name for table in worths})
-    return [plural(methods, "method"), plural(scores, "score"), *([measures] if len(worths) < len(tables) else [])]
+    methods, scores = len(set(map(column_label, score_tables))), len({table.quantity.name for table in score_tables})
+    return [
+        plural(methods, "method"),
+        plural(scores, "score"),
+        *([measures] if len(score_tables) < len(tables) else []),
+    ]
 
 
 def _caveats(comparison: Comparison) -> list[Caveat]:

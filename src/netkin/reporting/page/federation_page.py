@@ -20,10 +20,8 @@ FEW = 7  # clients that have a line each; of more, the mean, the lowest and the 
 LISTED = 24  # clients up to which their table is open
 HEADS = {"asked": "updates asked for", "counted": "updates that counted"}
 MOST = 3  # faults of clients that are listed above the numbers
-HONEST = (
-    "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away. "
-    "Clients with similar atoms may have similar data, or only as many steps from the same start."
-)
+HONEST = "Nothing here is anonymous: without secure aggregation or added noise, what travels can give examples away."
+ALIKE = "Clients with similar atoms may have similar data, or only as many steps from the same start."
 CLUSTERS = (
     "Clients of one cluster stand together, with lines between clusters. Average linkage finds these, as many as have "
     "the largest mean silhouette: at least two, also where there are no groups."
@@ -45,7 +43,7 @@ def federation_page(federation: Federation) -> Page:
         origins=_origins(federation),
         style="federation",
         versions=[federation.version],
-        note=HONEST,
+        note=f"{HONEST} {ALIKE}" if federation.coefficients else HONEST,
         name=[f"{federation.algorithm} federation"],
         csv=table_of(federation),
         results=[federation],
@@ -168,7 +166,7 @@ def by_clusters(similarity: Comparison, clusters: Sequence[int]) -> tuple[Values
 
 def _origins(federation: Federation) -> list[PageBlock | None]:
     told: dict[str, Any] = {
-        "algorithm": federation.algorithm, "coefficients": federation.coefficients or "not apart from the rest",
+        "algorithm": federation.algorithm, "coefficients": federation.coefficients or "trained as all other weights",
         "what travels": federation.travels_in_words, "what that leaks": federation.leaks, "seed": federation.seed,
         "made": federation.created, "netkin": federation.version,
     }  # fmt: skip

@@ -115,7 +115,7 @@ def layer_lines(series: Series, measure: str, key: str) -> Lines | None:
     note = f"The last {series.unit}, drawn faintly, is so by construction: there every layer equals itself."
     return Lines(
         chart, key, "Each layer on its way to its final state", note if chart.lines[0].given else "",
-        upwards=f"{measure}: each layer's {word}", ways="Layers from the first to the last:",
+        upwards=f"{measure}: each layer's {word}", key_title="Layers from the first to the last:",
         tabled="The same as a table",
     )  # fmt: skip
 

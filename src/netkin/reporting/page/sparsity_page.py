@@ -163,8 +163,8 @@ def _costs(study: SparsityStudy, names: Names) -> list[PageBlock]:
     for name, own in study.costs.items():
         for row in own:
             figures = [row.reason, "", ""] if row.reason else [
-                f"{row.bytes / row.dense_bytes:.2f} × of {row.dense_bytes:,} bytes",
-                f"{row.seconds / row.dense_seconds:.2f} × of {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
+                f"{row.bytes / row.dense_bytes:.2f} × {row.dense_bytes:,} bytes",
+                f"{row.seconds / row.dense_seconds:.2f} × {row.dense_seconds * 1e6:,.0f} µs", f"{row.error:.1e}",
             ]  # fmt: skip
             rows.append([Name(f"{names[name]}, {row.layer}"), row.format, f"{row.sparsity:.4f}", *figures])
     head = ["layer", "format", "zeros", "size", "time", "largest difference"]

@@ -36,7 +36,7 @@ CONTROL = (
 )
 
 TaskRecord = TaskAccuracies | TaskEnsembles
-Ways = Mapping[str, TaskAccuracies]  # to learn tasks, by their names
+Accuracies = Mapping[str, TaskAccuracies]  # to learn tasks, by their names
 
 
 def task_page(records: Sequence[TaskRecord]) -> Page:
@@ -46,34 +46,35 @@ def task_page(records: Sequence[TaskRecord]) -> Page:
         if record.tasks != first.tasks:
             told = f"{', '.join(first.tasks)} and {', '.join(record.tasks)}"
             raise InvalidValue(f"one page shows one sequence of tasks; got {told}. Write a page for each.")
-    ways = ways_by_name([record for record in records if isinstance(record, TaskAccuracies)])
+    accuracies = records_by_label([record for record in records if isinstance(record, TaskAccuracies)])
     ensembles = [record for record in records if isinstance(record, TaskEnsembles)]
-    learnt = [_learnt(ways), _heatmaps(ways)] if ways else []
+    learnt = [_learnt(accuracies), _heatmaps(accuracies)] if accuracies else []
     return Page(
-        title=_title(first.tasks, ways),
-        sentence=_sentence(ways, ensembles),
+        title=_title(first.tasks, accuracies),
+        sentence=_sentence(accuracies, ensembles),
         facts=[plural(len(first.tasks), "task"), plural(len(first.seeds), "seed"), first.recipe, first.created[:10]],
-        caveats=list(grouped(caveat for way in ways.values() for caveat in way.caveats)),
+        caveats=list(grouped(caveat for record in accuracies.values() for caveat in record.caveats)),
         blocks=[*learnt, *(_ensembles(one, f"ensembles {k}") for k, one in enumerate(ensembles))],
-        origins=_origins(ways, ensembles),
+        origins=_origins(accuracies, ensembles),
         style="tasks",
         versions=[record.version for record in records],
         note=HONEST,
         name=["tasks in a row"],
-        csv=_rows(ways, ensembles),
+        csv=_rows(accuracies, ensembles),
         results=records if len(records) == 1 else [records],  # of several one list is saved
     )
 
 
-def ways_by_name(ways: Sequence[TaskAccuracies]) -> dict[str, TaskAccuracies]:
+def records_by_label(accuracies: Sequence[TaskAccuracies]) -> dict[str, TaskAccuracies]:
     """Return ways by their method, with its options or a number where several have one method."""
-    times = Counter(way.method for way in ways)
+    times = Counter(record.method for record in accuracies)
     named = [
-        f"{way.method} ({how})" if times[way.method] > 1 and (how := _options(way)) else way.method for way in ways
+        f"{record.method} ({how})" if times[record.method] > 1 and (how := _options(record)) else record.method
+        for record in accuracies
     ]
     again = Counter(named)
     labels = [f"{label} ({k})" if again[label] > 1 else label for k, label in enumerate(named, start=1)]
-    return dict(zip(labels, ways, strict=True))
+    return dict(zip(labels, accuracies, strict=True))
 
 
 def _options(record: TaskRecord) -> str:
@@ -81,37 +82,40 @@ def _options(record: TaskRecord) -> str:
     return ", ".join(f"{key}={value}" for key, value in given if str(value) != "None")
 
 
-def _title(tasks: Sequence[str], ways: Ways) -> str:
+def _title(tasks: Sequence[str], accuracies: Accuracies) -> str:
     counted = plural(len(tasks), "task")
-    if not ways:
+    if not accuracies:
         return f"{counted}, with networks of other tasks beside their own"
-    methods = [way.method for way in ways.values()]
+    methods = [record.method for record in accuracies.values()]
     return f"{counted} learnt in a row by {f'{methods[0]!r}' if len(methods) == 1 else f'{len(methods)} methods'}"
 
 
-def _sentence(ways: Ways, ensembles: Sequence[TaskEnsembles]) -> str:
+def _sentence(accuracies: Accuracies, ensembles: Sequence[TaskEnsembles]) -> str:
     """Return the one sentence that says what was found."""
-    reached = {label: {key: accuracy_text(*own) for key, own in way.metrics().items()} for label, way in ways.items()}
-    if len(ways) == 1:
+    reached = {
+        label: {key: accuracy_text(*own) for key, own in record.metrics().items()}
+        for label, record in accuracies.items()
+    }
+    if len(accuracies) == 1:
         (one,) = reached.values()
         return f"After the last task the mean accuracy over all of them, ACC, is {one['ACC']}; BWT is {one['BWT']}."
-    if not ways:
+    if not accuracies:
         alone, together, further = (
             accuracy_text(*ensembles[0].metrics()[key]) for key in ("alone", "together", "further")
         )
         return f"Alone the networks reach {alone}, together {together}; alone and trained further {further}."
-    ranked = sorted(ways, key=lambda label: -ways[label].metrics()["ACC"][0])
+    ranked = sorted(accuracies, key=lambda label: -accuracies[label].metrics()["ACC"][0])
     listed = ", ".join(f"{label} {reached[label]['ACC']}" for label in ranked)
     return f"Mean accuracy over all tasks after the last, ACC: {listed}."
 
 
-def _learnt(ways: Ways) -> Section:
+def _learnt(accuracies: Accuracies) -> Section:
     """Return the mean accuracy over the tasks learnt so far, and a table of ACC, BWT, FWT and what is kept."""
-    tasks = next(iter(ways.values())).tasks
-    so_far = _over_seeds("after task", tasks, {label: way.so_far for label, way in ways.items()})
+    tasks = next(iter(accuracies.values())).tasks
+    so_far = _over_seeds("after task", tasks, {label: record.so_far for label, record in accuracies.items()})
     rows = []
-    for label, way in ways.items():
-        metrics, kept = way.metrics().values(), [f"{way.storage.get(key, 0):,}" for key in STORED]
+    for label, record in accuracies.items():
+        metrics, kept = record.metrics().values(), [f"{record.storage.get(key, 0):,}" for key in STORED]
         rows.append([Name(label), *(accuracy_text(*own) for own in metrics), *kept])
     head = ["method", "ACC", "BWT", "FWT", *STORED.values()]
     table = Table(head, rows, label="The ways of learning", style="numbers")
@@ -135,10 +139,10 @@ def _nulls(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(one) else one for one in values.tolist()]
 
 
-def _heatmaps(ways: Ways) -> Section:
+def _heatmaps(accuracies: Accuracies) -> Section:
     heatmaps = []
-    for place, (label, way) in enumerate(ways.items()):
-        table = way.table()
+    for place, (label, record) in enumerate(accuracies.items()):
+        table = record.table()
         grid = grid_of(table)
         heatmaps.append(
             Heatmap(
@@ -164,17 +168,17 @@ def _ensembles(ensembles: TaskEnsembles, key: str) -> Section:
     return Section("Ensembles of similar tasks", [cards, Text(f"{chosen} {CONTROL}")], quiet=True)
 
 
-def _rows(ways: Ways, ensembles: Sequence[TaskEnsembles]) -> tuple[list[str], list[list[Any]]]:
+def _rows(accuracies: Accuracies, ensembles: Sequence[TaskEnsembles]) -> tuple[list[str], list[list[Any]]]:
     """Return all numbers as a table: of each way a row for each seed, task learnt and task tested."""
-    tables = [table_of(record) for record in (ways.values() or ensembles)]
-    for label, (_, rows) in zip(ways, tables, strict=False):
+    tables = [table_of(record) for record in (accuracies.values() or ensembles)]
+    for label, (_, rows) in zip(accuracies, tables, strict=False):
         for row in rows:
             row[0] = label
     return tables[0][0], [row for _, rows in tables for row in rows]
 
 
-def _origins(ways: Ways, ensembles: Sequence[TaskEnsembles]) -> list[PageBlock | None]:
-    records: list[tuple[str, TaskRecord]] = [*ways.items(), *(("ensembles", one) for one in ensembles)]
+def _origins(accuracies: Accuracies, ensembles: Sequence[TaskEnsembles]) -> list[PageBlock | None]:
+    records: list[tuple[str, TaskRecord]] = [*accuracies.items(), *(("ensembles", one) for one in ensembles)]
     first = records[0][1]
     general: dict[str, Any] = {"tasks": ", ".join(first.tasks), "seeds": ", ".join(map(str, first.seeds))}
     if isinstance(first, TaskAccuracies):

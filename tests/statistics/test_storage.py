@@ -3,7 +3,7 @@
 from netkin.measures import find
 from netkin.statistics import LayerMoments
 from netkin.statistics.grams import GramSettings
-from netkin.statistics.stored import Stored, from_plain, to_plain
+from netkin.statistics.storage import Stored, from_plain, to_plain
 
 
 def test_a_file_is_read_whatever_module_its_classes_were_in_when_it_was_written():

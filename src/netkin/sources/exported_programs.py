@@ -36,11 +36,11 @@ from netkin.sources.names import Refused, content, reading
 def load_exported(path: Path) -> nn.Module:
     """Return the network of an exported program, its layers by the module paths they had before.
 
-    The file is vetted first, see `vetted`: nothing in it is unpickled or evaluated. A program that was exported with a
+    The file is vetted first, see `vet`: nothing in it is unpickled or evaluated. A program that was exported with a
     fixed number of examples in a batch refuses any other number.
     """
     with reading(path, "exported program", "export the network alone with `torch.export.save` of torch 2.8 or newer"):
-        copy = vetted(content(path, "exported program"))
+        copy = vet(content(path, "exported program"))
     logger = logging.getLogger("torch.export")
     level = logger.level
     try:
@@ -49,7 +49,7 @@ def load_exported(path: Path) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.load(copy)
-            model: Any = torch.export.unflatten(program)
+        return unflattened(program)
     except Exception as error:  # torch's loader has no common error
         reason = " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[-1:]])[:230]
         raise SourceError(
@@ -58,6 +58,13 @@ def load_exported(path: Path) -> nn.Module:
         ) from error
     finally:
         logger.setLevel(level)
+
+
+def unflattened(program: torch.export.ExportedProgram) -> nn.Module:
+    """Return the network of an exported program, its layers by the module paths they had before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: nn.Module = torch.export.unflatten(program)
     _give_types_back(model)
     return model
 
@@ -96,7 +103,7 @@ _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _REFUSED_ARGUMENTS = {"as_operator": "a function as argument", "as_custom_obj": "an object of its own"}
 
 
-def vetted(archive: bytes) -> io.BytesIO:
+def vet(archive: bytes) -> io.BytesIO:
     """Return a copy of a `.pt2` archive that torch can load without running anything of the file's own."""
     with zipfile.ZipFile(io.BytesIO(archive)) as source:
         names = source.namelist()
@@ -114,7 +121,7 @@ def _copied(entries: dict[str, bytes]) -> io.BytesIO:
     if "models/model.json" not in entries:
         raise Refused("no program")
     copies = {name: entries[name] for name in _MARKS if name in entries}
-    copies["models/model.json"] = json.dumps(cleaned(json.loads(entries["models/model.json"]))).encode()
+    copies["models/model.json"] = json.dumps(clean(json.loads(entries["models/model.json"]))).encode()
     for kind in ("weights", "constants"):
         copies |= _tensors(entries, kind)
     copies["data/sample_inputs/model.pt"] = b""
@@ -139,10 +146,10 @@ def _tensors(entries: dict[str, bytes], kind: str) -> dict[str, bytes]:
             # torch would make zeros of any size that is written there
             raise Refused("a tensor without its numbers")
     files = {f"data/{kind}/{meta['path_name']}" for meta in config["config"].values()}
-    return {table: json.dumps(cleaned(config)).encode()} | {name: entries[name] for name in sorted(files)}
+    return {table: json.dumps(clean(config)).encode()} | {name: entries[name] for name in sorted(files)}
 
 
-def cleaned(value: Any, key: str = "") -> Any:
+def clean(value: Any, key: str = "") -> Any:
     """Return a part of a program's JSON, which stands under `key`, examined and without what it does not need."""
     if key in _REFUSED_ARGUMENTS:
         raise Refused(_REFUSED_ARGUMENTS[key])
@@ -151,9 +158,9 @@ def cleaned(value: Any, key: str = "") -> Any:
     if key == "guards_code":
         return []
     if isinstance(value, dict):
-        return {_word(inner): cleaned(part, inner) for inner, part in value.items()}
+        return {_word(inner): clean(part, inner) for inner, part in value.items()}
     if isinstance(value, list):
-        return [cleaned(part, key) for part in value]
+        return [clean(part, key) for part in value]
     return _CHECKS.get(key, _word)(value) if isinstance(value, str) else value
 
 
