@@ -63,10 +63,9 @@ _ROOMS = {
         "gaussian_mutual_information", "gulp",
         "linear_regression_r2", "magnitude_difference", "measure", "nbs", "nbs_uncentered",
         "procrustes_angular", "procrustes_disparity", "procrustes_distance", "procrustes_size_and_shape", "pwcca",
-        "shape_distance", "svcca", "svcca_directions", "svcca_k",
+        "shape_distance", "svcca", "svcca_by_sum", "svcca_directions", "svcca_k",
     ],
     "netkin.representations": ["activations", "gradients", "layers", "shapes"],
-    "netkin.representations.filters": ["AtomConv2d"],
     "netkin.results": ["Comparison", "Comparisons", "Ranking", "Series", "load"],
     "netkin.sources": ["load_data", "load_model", "recorded"],
     "netkin.training": ["Recipe", "train", "train_many"],
@@ -82,7 +81,7 @@ _ROOMS = {
     "netkin.errors": ["NetkinError"],
 }  # fmt: skip
 _UNLISTED = {
-    "netkin.representations.filters": ["Decomposed", "decompose", "freeze_except", "recompose"],
+    "netkin.representations.filters": ["AtomConv2d", "Decomposed", "decompose", "freeze_except", "recompose"],
     "netkin.representations": [
         "cls", "dft", "flatten", "last", "mean", "pool", "positions", "recording", "replacing", "run_from",
         "run_until", "tokens",
@@ -90,7 +89,7 @@ _UNLISTED = {
     "netkin.measures": [
         "atom_angular", "atom_cosine", "cka_debiased_by_sequence", "grassmann", "weight_cosine",
         "kernel_cka", "kernel_cka_uncentered", "kernel_nbs", "sketched_cka", "sketched_cka_by_buckets",
-        "sketched_cka_uncentered", "sketched_nbs", "svcca_by_sum",
+        "sketched_cka_uncentered", "sketched_nbs",
     ],
     "netkin.statistics": [
         "Filters", "Grams", "Kernels", "LayerEmbeddings", "LayerFilters", "LayerGrams", "LayerKernels", "LayerMoments",
