@@ -79,7 +79,7 @@ class Condition(click.ParamType):
     help="How B gets the sequences that A gets in one pass: token after token with its cache, padded, or in one row.",
 )
 @click.option("--prefill", type=click.IntRange(min=1), metavar="N",
-              help="Tokens in the first step of --serve decode, which it implies; by default half of them.")  # fmt: skip
+              help="Tokens in the first step of --serve decode, which it implies; by default half.")  # fmt: skip
 @click.option(
     "--fail-if",
     "checks",

@@ -97,7 +97,7 @@ def diff(
         serve: how `b` gets the sequences that `a` gets in one pass: "decode" with its cache, token after token; "left"
             or "right" with padding there; "packed", all in one row; or a function of the model and its inputs, which
             calls the model itself. It needs no second model: ``diff(model, model, data, serve="decode")``.
-        prefill: how many tokens the first step of decoding has, by default half of them; without `serve` it means "decode".
+        prefill: how many tokens the first step of "decode" has, by default half of them; without `serve` it means that.
         names: what the result calls the two models.
 
     Example:
