@@ -48,7 +48,8 @@ def run_ranks(work, folder, count=2, backend="gloo"):
 
 
 def _as_rank(work, folder, rank, count, meeting, backend):
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
+    # all are connected before one of them may end
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "TORCH_DIST_INIT_BARRIER": 1}
     os.environ.update({name: str(value) for name, value in told.items()}, GLOO_SOCKET_IFNAME="lo")
     distributed.init_process_group(backend, init_method=f"file://{meeting}/store", rank=rank, world_size=count)
     work(rank, folder)
